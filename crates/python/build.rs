@@ -2,9 +2,9 @@
 
 /// The functions that `exit.c` wraps.
 const WRAPPED: &[&str] = &[
-    "PyErr_CheckSignals", "PyEval_RestoreThread", "PyGILState_Ensure", "PyImport_Import", "PyIter_Next", "PyNumber_Index", "PyOS_FSPath",
-    "PyObject_Call", "PyObject_CallMethodObjArgs", "PyObject_CallNoArgs", "PyObject_GetAttr", "PyObject_GetItem", "PyObject_GetIter",
-    "PyObject_Repr", "PyObject_Str",
+    "PyErr_CheckSignals", "PyEval_RestoreThread", "PyGILState_Ensure", "PyImport_Import", "PyIter_Next",
+    "PyNumber_Index", "PyOS_FSPath", "PyObject_Call", "PyObject_CallMethodObjArgs", "PyObject_CallNoArgs",
+    "PyObject_GetAttr", "PyObject_GetItem", "PyObject_GetIter", "PyObject_Repr", "PyObject_Str",
 ];
 
 fn main() {

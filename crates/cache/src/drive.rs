@@ -96,7 +96,9 @@ impl Drive {
         spec.check_size().map_err(Unusable::Refused)?;
         check_marker(folder)?;
         if spec.is_in_memory && !is_mine(folder)? {
-            return Err(Unusable::refused(folder, "the folder belongs to another user", "name another folder in /dev/shm"));
+            return Err(Unusable::refused(
+                folder, "the folder belongs to another user", "name another folder in /dev/shm",
+            ));
         }
         private::close_folder(&folder.join(STORES))?;
         let usage = Usage::open(&folder.join(USAGE))?;
@@ -156,7 +158,9 @@ impl Drive {
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
     pub fn guarded(&self) -> io::Result<impl Fn(&UsageRecord) -> bool> {
         let running = registry::running(&self.part(PLANS))?;
-        Ok(move |record: &UsageRecord| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
+        Ok(move |record: &UsageRecord| {
+            record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store)
+        })
     }
 
     /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.
@@ -175,7 +179,12 @@ impl Drive {
 
     /// Return the bytes that a store uses.
     pub fn store_bytes(&self, store: &str) -> io::Result<u64> {
-        Ok(self.usage.stores()?.iter().find(|record| record.store == cut(store)).map_or(0, |record| record.counts.bytes))
+        Ok(self
+            .usage
+            .stores()?
+            .iter()
+            .find(|record| record.store == cut(store))
+            .map_or(0, |record| record.counts.bytes))
     }
 
     /// Return an extent if it exists. Cost: two calls the first time.
@@ -350,7 +359,8 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
         let ours = ["CACHEDIR.TAG", "lost+found", USAGE, LOCKS, PLANS, ORDERS, LEADERS, STORES, PENDING, SERVERS];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
-            return Ok(private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES).is_ok_and(|found| found == MARKER.as_bytes()));
+            return Ok(private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES)
+                .is_ok_and(|found| found == MARKER.as_bytes()));
         }
     }
     std::fs::write(folder.join("CACHEDIR.TAG"), TAG)?;
@@ -367,8 +377,13 @@ fn write_marker(folder: &Path) -> io::Result<()> {
 
 /// Return whether a marker is this version's with damaged bits: most of its bytes and of its version numbers are right.
 fn is_damaged_marker(found: &[u8]) -> bool {
-    let same: Vec<u8> =
-        found.iter().copied().zip(MARKER.bytes()).filter(|(found, expected)| found == expected).map(|(byte, _)| byte).collect();
+    let same: Vec<u8> = found
+        .iter()
+        .copied()
+        .zip(MARKER.bytes())
+        .filter(|(found, expected)| found == expected)
+        .map(|(byte, _)| byte)
+        .collect();
     let versions = same.iter().filter(|byte| byte.is_ascii_digit()).count();
     found.len() == MARKER.len() && 2 * same.len() >= MARKER.len() && versions >= 2
 }

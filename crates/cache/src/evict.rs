@@ -92,7 +92,10 @@ fn evict(drive: &Drive, bytes: u64, choose: impl Fn(u64) -> io::Result<Option<Pa
 }
 
 /// Choose stretches at random.
-fn sample(choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>, random: &mut u64) -> io::Result<(Vec<Extent>, Vec<Candidate>)> {
+fn sample(
+    choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>,
+    random: &mut u64,
+) -> io::Result<(Vec<Extent>, Vec<Candidate>)> {
     let (mut extents, mut candidates) = (Vec::new(), Vec::new());
     for _ in 0..CANDIDATES {
         let Some(store) = choose(next(random))? else { continue };
@@ -101,7 +104,8 @@ fn sample(choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>, random: &mut u64
         let Some(extent) = Extent::open_any(&path)? else { continue };
         let (Ok(stamps), Ok(table)) = (extent.stamps(), extent.whole_table()) else { continue };
         let tables = (0u32..).zip(table.chunks(STRETCH_PAGES as usize));
-        let stretches: Vec<u32> = tables.filter(|(_, table)| stored_bytes(table) > 0).map(|(stretch, _)| stretch).collect();
+        let stretches: Vec<u32> =
+            tables.filter(|(_, table)| stored_bytes(table) > 0).map(|(stretch, _)| stretch).collect();
         let at = extents.len();
         // A few stretches of each extent, so that one large extent does not fill the sample.
         let most = (CANDIDATES / 8).min(stretches.len());
@@ -170,7 +174,9 @@ fn next(random: &mut u64) -> u64 {
 fn one_of(folder: &Path, random: u64) -> io::Result<Option<PathBuf>> {
     let entries: Vec<DirEntry> = match std::fs::read_dir(folder) {
         // Other programs leave files in any folder.
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         other => other?.collect::<io::Result<_>>()?,
     };
     Ok(if entries.is_empty() { None } else { Some(entries[random as usize % entries.len()].path()) })

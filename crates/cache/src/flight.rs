@@ -70,7 +70,8 @@ impl Flight {
     /// Keep all other operations out, and wait until those that run have ended. Returns None if they take longer than `patience`.
     pub fn alone(path: &Path, patience: Duration) -> io::Result<Option<Flight>> {
         let flight = Flight::new(path)?;
-        let alone = wait(patience, || flight.set(libc::F_WRLCK, GATE, 1))? && wait(patience, || flight.set(libc::F_WRLCK, INSIDE, 1))?;
+        let alone = wait(patience, || flight.set(libc::F_WRLCK, GATE, 1))?
+            && wait(patience, || flight.set(libc::F_WRLCK, INSIDE, 1))?;
         Ok(alone.then_some(flight))
     }
 

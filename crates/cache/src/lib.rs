@@ -49,7 +49,9 @@ pub fn open(uri: &str, options: &Options, policy: Policy, note: impl FnOnce(Erro
     let store = penstock_storage::open(uri, options)?;
     let is_remote = penstock_storage::local_path(uri)?.is_none() && !uri.starts_with("memory://");
     let from_environment = || std::env::var(VARIABLE).ok().filter(|_| is_remote);
-    let Some(text) = options.given("cache").map(str::to_owned).or_else(from_environment).filter(|text| !text.is_empty()) else {
+    let Some(text) =
+        options.given("cache").map(str::to_owned).or_else(from_environment).filter(|text| !text.is_empty())
+    else {
         return Ok(store.into());
     };
     let spec = Spec::parse(&text)?;

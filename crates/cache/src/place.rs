@@ -39,7 +39,11 @@ mod tests {
     use super::*;
 
     fn places(weights: &[f64]) -> Vec<WeightedPlace> {
-        weights.iter().enumerate().map(|(index, weight)| WeightedPlace { name: 100 + index as u64, weight: *weight }).collect()
+        weights
+            .iter()
+            .enumerate()
+            .map(|(index, weight)| WeightedPlace { name: 100 + index as u64, weight: *weight })
+            .collect()
     }
 
     #[test]

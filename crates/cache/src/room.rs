@@ -113,8 +113,11 @@ pub fn reserve(drive: &Drive, store: &str, bytes: u64) -> io::Result<bool> {
             Some((0, 0)) => return Ok(true),
             None => return Ok(false),
             Some((of_drive, of_store)) => {
-                let freed =
-                    if of_store > 0 { evict::from_store(drive, store, of_store.max(of_drive))? } else { evict::from_all(drive, of_drive)? };
+                let freed = if of_store > 0 {
+                    evict::from_store(drive, store, of_store.max(of_drive))?
+                } else {
+                    evict::from_all(drive, of_drive)?
+                };
                 if freed == 0 {
                     return Ok(false);
                 }

@@ -74,7 +74,10 @@ impl Spec {
             };
             drives.push(DriveSpec { folder, budget_bytes, is_in_memory });
         }
-        let repeated = drives.iter().enumerate().find(|(index, drive)| drives[..*index].iter().any(|other| other.folder == drive.folder));
+        let repeated = drives
+            .iter()
+            .enumerate()
+            .find(|(index, drive)| drives[..*index].iter().any(|other| other.folder == drive.folder));
         match repeated {
             Some((_, drive)) => Err(refuse(format!("`{}` is named twice", drive.folder.display()))),
             None => Ok(Spec { drives, dataset_bytes }),
@@ -111,7 +114,8 @@ pub fn size_bytes(text: &str) -> Option<u64> {
         "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
         _ => return None,
     };
-    let number = digits.trim_end().parse::<f64>().ok().filter(|_| digits.starts_with(|digit: char| digit.is_ascii_digit()))?;
+    let number =
+        digits.trim_end().parse::<f64>().ok().filter(|_| digits.starts_with(|digit: char| digit.is_ascii_digit()))?;
     let bytes = number * unit;
     (1.0..=(1u64 << 60) as f64).contains(&bytes).then_some(bytes as u64)
 }
@@ -123,10 +127,14 @@ mod tests {
     #[test]
     fn sizes_and_folders_are_parsed() -> Result<()> {
         let spec = Spec::parse("/nvme:1/penstock:200GB,/two:1.5TiB?dataset=10MB")?;
-        let drive = |folder: &str, bytes| DriveSpec { folder: folder.into(), budget_bytes: Some(bytes), is_in_memory: false };
+        let drive =
+            |folder: &str, bytes| DriveSpec { folder: folder.into(), budget_bytes: Some(bytes), is_in_memory: false };
         assert_eq!(spec.drives, [drive("/nvme:1/penstock", 200_000_000_000), drive("/two", 3 << 39)]);
         assert_eq!(spec.dataset_bytes, Some(10_000_000));
-        assert_eq!(Spec::parse("/nvme")?.drives, [DriveSpec { folder: "/nvme".into(), budget_bytes: None, is_in_memory: false }]);
+        assert_eq!(
+            Spec::parse("/nvme")?.drives,
+            [DriveSpec { folder: "/nvme".into(), budget_bytes: None, is_in_memory: false }]
+        );
         for size in ["", "GB", "-1GB", "0", "1XB", "1e30", "nan", "inf", "1 2", "0x10", "2PB"] {
             assert_eq!(size_bytes(size), None, "{size}");
         }
@@ -137,7 +145,10 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", ":1GB", "/a:1GB,", "/a:x", "/a:1GB,/a:2GB", "/a:1GB?x=1", "/a:1GB?dataset=", "/a:1GB?dataset=0", "/a\0:1GB"] {
+        for text in [
+            "", ":1GB", "/a:1GB,", "/a:x", "/a:1GB,/a:2GB", "/a:1GB?x=1", "/a:1GB?dataset=", "/a:1GB?dataset=0",
+            "/a\0:1GB",
+        ] {
             assert_eq!(Spec::parse(text).err().map(|error| error.code()), Some("invalid-argument"), "{text}");
         }
     }

@@ -15,7 +15,13 @@ impl Cached {
     /// Read bytes of one extent into `out`, which is cut or extended to whole pages, and return where in it the wanted bytes are. Returns None
     /// if some bytes are not cached, do not match their checksums, or would have to be read from the drive. Cost: two calls, and the
     /// checksums. Counts are added by `note_hits`.
-    pub fn read_now(&self, name: &str, object_bytes: u64, wanted: Range<u64>, out: &mut Vec<u8>) -> Option<Range<usize>> {
+    pub fn read_now(
+        &self,
+        name: &str,
+        object_bytes: u64,
+        wanted: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Option<Range<usize>> {
         let (number, bytes) = in_one_extent(object_bytes, wanted)?;
         let (drive, extent) = self.extent_now(name, object_bytes, number)?;
         let pages = pages_of(&bytes);

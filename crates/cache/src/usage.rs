@@ -89,7 +89,10 @@ impl UsageRecord {
         let name_bytes = u16::from_le_bytes([bytes[0], bytes[1]]) as usize;
         let store = String::from_utf8_lossy(&bytes[2..2 + name_bytes.min(NAME_BYTES)]).into_owned();
         let numbers = bytes[2 + NAME_BYTES..].as_chunks::<8>().0;
-        Some(UsageRecord { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
+        Some(UsageRecord {
+            store,
+            counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))),
+        })
     }
 
     fn bytes(&self) -> [u8; RECORD_BYTES] {
@@ -173,7 +176,8 @@ impl Usage {
 
     /// Return the records of all stores.
     pub fn stores(&self) -> io::Result<Vec<UsageRecord>> {
-        let mut records = (1..self.count()?).map(|number| self.record(number)).collect::<io::Result<Vec<UsageRecord>>>()?;
+        let mut records =
+            (1..self.count()?).map(|number| self.record(number)).collect::<io::Result<Vec<UsageRecord>>>()?;
         records.retain(|record| record.counts != Counts::default());
         Ok(records)
     }
@@ -184,7 +188,12 @@ impl Usage {
     }
 
     /// Change the counts of the drive and of a store under the lock. Returns None, and changes nothing, if another process holds the lock for too long.
-    fn change<T>(&self, patience: Duration, store: &str, change: impl FnOnce(&mut Counts, &mut Counts) -> T) -> io::Result<Option<T>> {
+    fn change<T>(
+        &self,
+        patience: Duration,
+        store: &str,
+        change: impl FnOnce(&mut Counts, &mut Counts) -> T,
+    ) -> io::Result<Option<T>> {
         let mut in_vain = lock(&self.in_vain);
         if in_vain.is_some_and(|last| last.elapsed() < PAUSE) {
             return Ok(None);
@@ -288,7 +297,8 @@ impl Usage {
 
     /// Choose whether a store is never evicted by age.
     pub fn pin(&self, store: &str, pinned: bool) -> io::Result<()> {
-        self.change(PATIENCE, store, |_, own| own.pinned = u64::from(pinned))?.ok_or_else(|| io::ErrorKind::TimedOut.into())
+        self.change(PATIENCE, store, |_, own| own.pinned = u64::from(pinned))?
+            .ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
 
     fn change_total(&self, change: impl FnOnce(&mut Counts)) -> io::Result<()> {
@@ -374,7 +384,8 @@ mod tests {
         assert_eq!(usage.reserve("a", 5)?, Some((0, 0)));
         let total = usage.total()?;
         assert_eq!((total.bytes, total.evicted_bytes), (100, 5));
-        let stores: Vec<(String, u64)> = usage.stores()?.into_iter().map(|record| (record.store, record.counts.bytes)).collect();
+        let stores: Vec<(String, u64)> =
+            usage.stores()?.into_iter().map(|record| (record.store, record.counts.bytes)).collect();
         assert_eq!(stores, [("a".to_owned(), 60), ("b".to_owned(), 40)]);
         Ok(())
     }

@@ -7,7 +7,7 @@ pub mod image;
 mod widen;
 
 pub use image::{
-    Format, Header, Limits, Mode, Orientation, Outline, Picture, cut, decode, decode_in, decode_mask, encode_png, exif, mode, outline,
-    pixels, probe, probe_mask, region, resize,
+    Format, Header, Limits, Mode, Orientation, Outline, Picture, cut, decode, decode_in, decode_mask, encode_png, exif,
+    mode, outline, pixels, probe, probe_mask, region, resize,
 };
 pub use widen::widen;

@@ -7,7 +7,8 @@ use penstock_tensor::Dtype;
 /// Convert little-endian numbers. `out` has room for exactly as many.
 pub fn widen(source: &[u8], from: Dtype, to: Dtype, out: &mut [u8]) -> Result<()> {
     if !from.widens_to(to) || source.len() / from.size() * to.size() != out.len() {
-        let text = format!("cannot convert {} bytes of {} to {} bytes of {}", source.len(), from.name(), out.len(), to.name());
+        let text =
+            format!("cannot convert {} bytes of {} to {} bytes of {}", source.len(), from.name(), out.len(), to.name());
         return Err(Error::new("internal", text));
     }
     /// Convert from one type to any wider one. The casts are exact, because `widens_to` allows no others.
@@ -17,12 +18,24 @@ pub fn widen(source: &[u8], from: Dtype, to: Dtype, out: &mut [u8]) -> Result<()
                 Dtype::Int16 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as i16).to_le_bytes()),
                 Dtype::Int32 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as i32).to_le_bytes()),
                 Dtype::Int64 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as i64).to_le_bytes()),
-                Dtype::Uint16 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u16).to_le_bytes()),
-                Dtype::Uint32 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u32).to_le_bytes()),
-                Dtype::Uint64 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u64).to_le_bytes()),
-                Dtype::Float16 => each(source, out, |bytes| f16::from_f32($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes()),
-                Dtype::Bfloat16 => each(source, out, |bytes| bf16::from_f32($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes()),
-                Dtype::Float32 => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes()),
+                Dtype::Uint16 => {
+                    each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u16).to_le_bytes())
+                }
+                Dtype::Uint32 => {
+                    each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u32).to_le_bytes())
+                }
+                Dtype::Uint64 => {
+                    each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as u64).to_le_bytes())
+                }
+                Dtype::Float16 => {
+                    each(source, out, |bytes| f16::from_f32($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes())
+                }
+                Dtype::Bfloat16 => each(source, out, |bytes| {
+                    bf16::from_f32($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes()
+                }),
+                Dtype::Float32 => {
+                    each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as f32).to_le_bytes())
+                }
                 _ => each(source, out, |bytes| ($value(<$from>::from_le_bytes(bytes)) as f64).to_le_bytes()),
             }
         };
@@ -60,7 +73,9 @@ mod tests {
             let mut out = vec![0; source.len() / Dtype::size(from) * Dtype::size(to)];
             widen(source, from, to, &mut out).map(|()| out)
         };
-        let numbers = |bytes: &[u8]| bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect::<Vec<f64>>();
+        let numbers = |bytes: &[u8]| {
+            bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect::<Vec<f64>>()
+        };
         assert_eq!(widened(&[0x80, 0x7f], Dtype::Int8, Dtype::Int16)?, [0x80, 0xff, 0x7f, 0]);
         assert_eq!(widened(&[0xff, 0x7f], Dtype::Uint16, Dtype::Int64)?, 32767i64.to_le_bytes());
         let int32 = [i32::MIN, -1, i32::MAX].map(i32::to_le_bytes).concat();
@@ -71,7 +86,10 @@ mod tests {
         let pair = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
         assert_eq!(numbers(&widened(&pair, Dtype::Complex64, Dtype::Complex128)?), [1.5, -2.0]);
         assert_eq!(widened(&[255], Dtype::Uint8, Dtype::Bfloat16)?, bf16::from_f32(255.0).to_le_bytes());
-        assert!(widened(&[1], Dtype::Int8, Dtype::Uint16).is_err() && widened(&int32, Dtype::Int32, Dtype::Float32).is_err());
+        assert!(
+            widened(&[1], Dtype::Int8, Dtype::Uint16).is_err()
+                && widened(&int32, Dtype::Int32, Dtype::Float32).is_err()
+        );
         Ok(())
     }
 }

@@ -67,7 +67,8 @@ fn orientations_move_the_first_pixel_where_exif_says() {
 
 /// Make a WebP file with one chunk. If `canvas` is given, a VP8X chunk with that canvas size precedes it.
 fn webp(canvas: Option<(usize, usize)>, name: &[u8; 4], body: &[u8]) -> Vec<u8> {
-    let chunk = |name: &[u8], body: &[u8]| [name, &(body.len() as u32).to_le_bytes(), body, &vec![0; body.len() % 2]].concat();
+    let chunk =
+        |name: &[u8], body: &[u8]| [name, &(body.len() as u32).to_le_bytes(), body, &vec![0; body.len() % 2]].concat();
     let mut chunks = chunk(name, body);
     if let Some((width, height)) = canvas {
         let size = |size: usize| ((size - 1) as u32).to_le_bytes()[..3].to_vec();
@@ -94,7 +95,11 @@ fn a_webp_frame_that_differs_from_its_canvas_is_refused_before_it_is_allocated()
 #[test]
 fn the_outline_of_a_webp_is_that_of_its_header() -> Result<()> {
     let lossless = [&[0x2f][..], &(29u32 | 39 << 14).to_le_bytes(), &[0; 8]].concat();
-    for bytes in [webp(None, b"VP8 ", &frame(30, 40)), webp(None, b"VP8L", &lossless), webp(Some((30, 40)), b"VP8 ", &frame(30, 40))] {
+    for bytes in [
+        webp(None, b"VP8 ", &frame(30, 40)),
+        webp(None, b"VP8L", &lossless),
+        webp(Some((30, 40)), b"VP8 ", &frame(30, 40)),
+    ] {
         let (header, outline) = (probe(&bytes, Limits::default())?, outline(&bytes).expect("a header"));
         assert_eq!((header.width, header.height), (30, 40));
         assert_eq!((outline.width, outline.height, outline.decoder_bytes), (30, 40, 4 * 30 * 40));

@@ -16,7 +16,14 @@ fn jpeg(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32) ->
 }
 
 /// Encode the same JPEG as `jpeg`, with additional library parameters.
-fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u32, parameters: &[(tj::TJPARAM, i32)]) -> Vec<u8> {
+fn jpeg_with(
+    width: usize,
+    height: usize,
+    subsampling: i32,
+    grey: bool,
+    seed: u32,
+    parameters: &[(tj::TJPARAM, i32)],
+) -> Vec<u8> {
     let mut state = seed | 1;
     let mut noise = || {
         state ^= state << 13;
@@ -30,12 +37,25 @@ fn jpeg_with(width: usize, height: usize, subsampling: i32, grey: bool, seed: u3
     unsafe {
         let handle = tj::tj3Init(tj::TJINIT_TJINIT_COMPRESS as i32);
         tj::tj3Set(handle, tj::TJPARAM_TJPARAM_QUALITY as i32, 90);
-        tj::tj3Set(handle, tj::TJPARAM_TJPARAM_SUBSAMP as i32, if grey { tj::TJSAMP_TJSAMP_GRAY as i32 } else { subsampling });
+        tj::tj3Set(
+            handle,
+            tj::TJPARAM_TJPARAM_SUBSAMP as i32,
+            if grey { tj::TJSAMP_TJSAMP_GRAY as i32 } else { subsampling },
+        );
         for (parameter, value) in parameters {
             assert_eq!(tj::tj3Set(handle, *parameter as i32, *value), 0);
         }
         let (mut out, mut size) = (std::ptr::null_mut(), 0);
-        let code = tj::tj3Compress8(handle, pixels.as_ptr(), width as i32, 0, height as i32, tj::TJPF_TJPF_RGB, &mut out, &mut size);
+        let code = tj::tj3Compress8(
+            handle,
+            pixels.as_ptr(),
+            width as i32,
+            0,
+            height as i32,
+            tj::TJPF_TJPF_RGB,
+            &mut out,
+            &mut size,
+        );
         assert_eq!(code, 0);
         let bytes = std::slice::from_raw_parts(out, size as usize).to_vec();
         tj::tj3Free(out.cast());
@@ -71,7 +91,9 @@ fn check(bytes: &[u8], regions: usize) {
 
 #[test]
 fn regions_equal_crops_of_full_decodes() {
-    for (number, (width, height)) in [(500, 375), (64, 64), (33, 17), (1, 1), (129, 200), (16, 300)].into_iter().enumerate() {
+    for (number, (width, height)) in
+        [(500, 375), (64, 64), (33, 17), (1, 1), (129, 200), (16, 300)].into_iter().enumerate()
+    {
         for subsampling in 0..3 {
             check(&jpeg(width, height, subsampling, false, number as u32 + 1), 60);
         }
@@ -117,7 +139,9 @@ fn regions_of_grey_files_with_sampling_factors_equal_crops() {
 #[test]
 fn scaled_regions_equal_parts_of_scaled_decodes() {
     let (width, height) = (501, 377);
-    for (subsampling, denominator) in (0..3).flat_map(|subsampling| [2, 4, 8].map(|denominator| (subsampling, denominator))) {
+    for (subsampling, denominator) in
+        (0..3).flat_map(|subsampling| [2, 4, 8].map(|denominator| (subsampling, denominator)))
+    {
         let bytes = jpeg(width, height, subsampling, false, 5);
         let (w, h) = (width.div_ceil(denominator), height.div_ceil(denominator));
         let mut full = vec![0; w * h * 3];
@@ -126,7 +150,10 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
             let handle = tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as i32);
             assert_eq!(tj::tj3DecompressHeader(handle, bytes.as_ptr(), bytes.len() as _), 0);
             assert_eq!(tj::tj3SetScalingFactor(handle, tj::tjscalingfactor { num: 1, denom: denominator as i32 }), 0);
-            assert_eq!(tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, full.as_mut_ptr(), 0, tj::TJPF_TJPF_RGB), 0);
+            assert_eq!(
+                tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, full.as_mut_ptr(), 0, tj::TJPF_TJPF_RGB),
+                0
+            );
             tj::tj3Destroy(handle);
         }
         let encoded = Encoded::open(&bytes, Limits::default(), Orientation::Stored, &POOL).unwrap();
@@ -141,7 +168,10 @@ fn scaled_regions_equal_parts_of_scaled_decodes() {
             for row in 0..part.region_height.floor() as usize {
                 let wide = part.region_width.floor() as usize * 3;
                 let found = &part.data[((y + row) * part.width + x) * 3..][..wide];
-                assert!(found == &full[((top + row) * w + left) * 3..][..wide], "row {row} of {region:?} at 1/{denominator}");
+                assert!(
+                    found == &full[((top + row) * w + left) * 3..][..wide],
+                    "row {row} of {region:?} at 1/{denominator}"
+                );
             }
         }
     }
@@ -164,7 +194,9 @@ fn damaged_files_give_what_a_full_decode_gives_or_are_refused() {
             if state & 0x300 == 0 {
                 bytes.truncate(good.len() - (state >> 16) as usize % 1000);
             }
-            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, Orientation::Stored, &POOL) else { continue };
+            let Ok(encoded) = Encoded::open(&bytes, Limits { pixels: 1 << 20 }, Orientation::Stored, &POOL) else {
+                continue;
+            };
             let (width, height) = encoded.size();
             match encoded.region(Region::whole(width, height), 1) {
                 Err(_) => {
@@ -236,7 +268,9 @@ fn files_do_not_depend_on_those_before() {
     let before = [plain.clone(), own, swapped, way(tj::TJPARAM_TJPARAM_PROGRESSIVE, 1), b"\xff\xd8".to_vec()];
     let mut refused = 0;
     for bytes in &files {
-        for (region, denominator) in regions.into_iter().flat_map(|region| [1, 2, 8].map(|denominator| (region, denominator))) {
+        for (region, denominator) in
+            regions.into_iter().flat_map(|region| [1, 2, 8].map(|denominator| (region, denominator)))
+        {
             let alone = std::thread::scope(|scope| scope.spawn(|| decoded(bytes, region, denominator)).join().unwrap());
             refused += usize::from(alone.is_none());
             for before in before.iter().chain([bytes]) {
@@ -266,7 +300,10 @@ fn regions_of_real_photographs_equal_crops() {
                 }
                 let bytes = std::fs::read(&path).unwrap();
                 let small = Encoded::open(&bytes, Limits { pixels: 4 << 20 }, Orientation::Stored, &POOL).is_ok();
-                if small && decode(&bytes, Limits::default(), Orientation::Stored).is_ok_and(|picture| picture.bits == 8) && seen < 150 {
+                if small
+                    && decode(&bytes, Limits::default(), Orientation::Stored).is_ok_and(|picture| picture.bits == 8)
+                    && seen < 150
+                {
                     check(&bytes, 6);
                     seen += 1;
                 }

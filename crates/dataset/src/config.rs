@@ -27,7 +27,9 @@ impl Config {
     pub fn memory_bytes() -> u64 {
         match MEMORY_BYTES.load(Relaxed) {
             0 => {
-                let limit = cgroup_limit().map_or(DEFAULT_MEMORY_BYTES, |limit| (limit / 8).min(DEFAULT_MEMORY_BYTES)).max(LEAST_BYTES);
+                let limit = cgroup_limit()
+                    .map_or(DEFAULT_MEMORY_BYTES, |limit| (limit / 8).min(DEFAULT_MEMORY_BYTES))
+                    .max(LEAST_BYTES);
                 MEMORY_BYTES.store(limit, Relaxed);
                 limit
             }
@@ -40,7 +42,8 @@ impl Config {
     pub fn threads() -> usize {
         match THREADS.load(Relaxed) {
             0 => {
-                let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(1).max(1);
+                let ranks =
+                    std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(1).max(1);
                 let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks);
                 THREADS.store(threads as u64, Relaxed);
                 threads

@@ -28,7 +28,8 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
     let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
     std::thread::scope(|scope| {
         // If a thread cannot be started, the other threads do its share.
-        let helpers: Vec<_> = (1..threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
+        let helpers: Vec<_> =
+            (1..threads).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, worker).ok()).collect();
         let mut parts = vec![worker()];
         for helper in helpers {
             parts.push(helper.join().map_err(|_| Error::new("internal", "a worker thread panicked"))?);
@@ -38,5 +39,8 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
         }
         Ok(())
     })?;
-    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker thread returned no result"))).collect()
+    results
+        .into_iter()
+        .map(|result| result.ok_or_else(|| Error::new("internal", "a worker thread returned no result")))
+        .collect()
 }

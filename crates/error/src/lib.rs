@@ -267,19 +267,27 @@ mod tests {
 
     #[test]
     fn a_code_decides_the_kind_and_the_hint_is_on_its_own_line() {
-        let error = Error::new("block-checksum", "crc32c 0x1, expected 0x2").context("cannot decode block 3").hint("run penstock verify");
+        let error = Error::new("block-checksum", "crc32c 0x1, expected 0x2")
+            .context("cannot decode block 3")
+            .hint("run penstock verify");
         assert_eq!(error.kind(), Kind::Corrupt);
         assert_eq!(error.to_string(), "cannot decode block 3: crc32c 0x1, expected 0x2\nhint: run penstock verify");
     }
 
     #[test]
     fn rows_are_counted_from_the_beginning_of_the_request() {
-        let error =
-            Error::new("invalid-value", "holds `row 3`").at_row(3).context("column `row 3`").column("row 3").context("cannot append");
+        let error = Error::new("invalid-value", "holds `row 3`")
+            .at_row(3)
+            .context("column `row 3`")
+            .column("row 3")
+            .context("cannot append");
         assert_eq!(error.to_string(), "cannot append: column `row 3`: row 3 holds `row 3`");
         let error = error.shift_rows(65_536);
         assert_eq!(error.to_string(), "cannot append: column `row 3`: row 65539 holds `row 3`");
-        assert_eq!((error.row_list(), error.reason(), error.column_name()), (&[65_539][..], "holds `row 3`", Some("row 3")));
+        assert_eq!(
+            (error.row_list(), error.reason(), error.column_name()),
+            (&[65_539][..], "holds `row 3`", Some("row 3"))
+        );
     }
 
     #[test]

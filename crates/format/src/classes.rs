@@ -106,14 +106,18 @@ impl Classes {
 
     /// Return the classes of `ours` and `theirs`, which both changed `base`, in the order of ours. Fails with what is wrong.
     pub(crate) fn merged(base: &Classes, ours: &Classes, theirs: &Classes) -> std::result::Result<Classes, String> {
-        let by_code = |classes: &Classes| classes.pairs().map(|(code, name)| (code, name.to_owned())).collect::<HashMap<u64, String>>();
+        let by_code = |classes: &Classes| {
+            classes.pairs().map(|(code, name)| (code, name.to_owned())).collect::<HashMap<u64, String>>()
+        };
         let (before, other) = (by_code(base), by_code(theirs));
         let mut merged = Classes::default();
         for (code, name) in ours.pairs() {
             let name = match (before.get(&code), other.get(&code)) {
                 (_, Some(their)) if their == name => name,
                 (Some(before), Some(their)) if before == name => &their[..],
-                (before, Some(their)) if before != Some(their) => return Err(format!("theirs calls class `{name}` `{their}`")),
+                (before, Some(their)) if before != Some(their) => {
+                    return Err(format!("theirs calls class `{name}` `{their}`"));
+                }
                 _ => name,
             };
             merged.push(code, name);
@@ -147,15 +151,20 @@ impl Classes {
             return Some(format!("label `{name}` is given twice"));
         }
         let mut seen = HashSet::new();
-        let is_code = |(place, code): (usize, &u64)| (*code == place as u64 || *code & !(ADDED - 1) == ADDED) && seen.insert(*code);
-        let fits = self.codes.is_empty() || self.codes.len() == self.names.len() && self.codes.iter().any(|code| *code >= ADDED);
+        let is_code = |(place, code): (usize, &u64)| {
+            (*code == place as u64 || *code & !(ADDED - 1) == ADDED) && seen.insert(*code)
+        };
+        let fits = self.codes.is_empty()
+            || self.codes.len() == self.names.len() && self.codes.iter().any(|code| *code >= ADDED);
         (!fits || !self.codes.iter().enumerate().all(is_code)).then(|| "its codes do not fit its names".to_owned())
     }
 }
 
 /// Return the code of a class that is added under this name: FNV-1a of the name's bytes.
 fn code_from(name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     ADDED | hash & (ADDED - 1)
 }
 

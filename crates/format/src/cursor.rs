@@ -128,7 +128,10 @@ impl Cursor {
         let (mut stretch_end, mut ascii) = (0, false);
         for index in 0..count {
             if index % EACH_MARK == 0 {
-                marks.push(u32::try_from(self.at).map_err(|_| malformed(format!("a string starts at offset {}, beyond 2^32", self.at)))?);
+                marks.push(
+                    u32::try_from(self.at)
+                        .map_err(|_| malformed(format!("a string starts at offset {}, beyond 2^32", self.at)))?,
+                );
             }
             let length = self.count(1)?;
             let end = self.at + length;
@@ -198,7 +201,8 @@ impl Strings {
     /// Return the string at `index`, or None if `index` is out of range.
     pub fn get(&self, index: usize) -> Option<&str> {
         let begin = *self.marks.get(index / EACH_MARK)? as usize;
-        let mut rest = Rest { bytes: &self.bytes[begin..], left: (self.count - index / EACH_MARK * EACH_MARK).min(EACH_MARK) };
+        let mut rest =
+            Rest { bytes: &self.bytes[begin..], left: (self.count - index / EACH_MARK * EACH_MARK).min(EACH_MARK) };
         rest.nth(index % EACH_MARK)
     }
 
@@ -395,7 +399,10 @@ fn open_envelope(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     let mut trailer = Cursor::new(bytes.slice(end..));
     let (found, expected) = (crc(&bytes[..end]), trailer.u32()?);
     if found != expected {
-        return Err(Error::new("object-checksum", format!("cannot read {noun}: crc32c {found:#010x}, expected {expected:#010x}")));
+        return Err(Error::new(
+            "object-checksum",
+            format!("cannot read {noun}: crc32c {found:#010x}, expected {expected:#010x}"),
+        ));
     }
     let mut cursor = Cursor::new(bytes.slice(..end));
     let start = cursor.take(4)?;

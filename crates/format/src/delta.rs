@@ -34,7 +34,8 @@ impl Delta {
             3 => Ok(Delta::Overlay(Overlay::parse(cursor)?)),
             4 => Ok(Delta::Attachment(Attachment::parse(cursor)?)),
             5 => Ok(Delta::Detached(cursor.id()?)),
-            other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
+            other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}"))
+                .hint("upgrade Penstock")),
         }
     }
 
@@ -115,7 +116,11 @@ pub struct Change {
 
 impl Change {
     pub fn parse(cursor: &mut Cursor) -> Result<Change> {
-        Ok(Change { kind: ChangeKind::from_code(cursor.u8()?)?, columns: cursor.varints()?, rows: RowSet::parse(cursor)? })
+        Ok(Change {
+            kind: ChangeKind::from_code(cursor.u8()?)?,
+            columns: cursor.varints()?,
+            rows: RowSet::parse(cursor)?,
+        })
     }
 
     pub fn write(&self, writer: &mut Writer) {

@@ -50,13 +50,19 @@ impl FileRef {
     pub fn parse_list(cursor: &mut Cursor) -> Result<Vec<FileRef>> {
         let files = cursor.list(22, |cursor| {
             let kind = cursor.u8()?;
-            let (id, file_bytes, tail_bytes, tail_crc) = (cursor.id()?, cursor.varint()?, cursor.varint()?, cursor.u32()?);
+            let (id, file_bytes, tail_bytes, tail_crc) =
+                (cursor.id()?, cursor.varint()?, cursor.varint()?, cursor.u32()?);
             let columns = cursor.varints()?;
             let place = match kind {
                 0 => FilePlace::Object,
                 1 => FilePlace::Inline(cursor.bytes()?),
                 2 => FilePlace::Record { branch: cursor.varint()?, number: cursor.varint()?, offset: cursor.varint()? },
-                other => return Err(Error::new("unknown-feature", format!("a data file reference has the unknown kind {other}"))),
+                other => {
+                    return Err(Error::new(
+                        "unknown-feature",
+                        format!("a data file reference has the unknown kind {other}"),
+                    ));
+                }
             };
             let fits = match &place {
                 FilePlace::Object => true,
@@ -122,7 +128,10 @@ pub fn parse_forwarding(bytes: &Bytes, from: &FileRef) -> Result<FileRef> {
     let (found, file) = unseal(Magic::Forwarding, bytes, |cursor| {
         let found = cursor.id()?;
         let (id, file_bytes, tail_bytes, tail_crc) = (cursor.id()?, cursor.varint()?, cursor.varint()?, cursor.u32()?);
-        Ok((found, FileRef { id, file_bytes, tail_bytes, tail_crc, columns: from.columns.clone(), place: FilePlace::Object }))
+        Ok((
+            found,
+            FileRef { id, file_bytes, tail_bytes, tail_crc, columns: from.columns.clone(), place: FilePlace::Object },
+        ))
     })?;
     match found == from.id {
         true => Ok(file),

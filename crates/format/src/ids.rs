@@ -250,7 +250,9 @@ pub fn owner_of(name: &str) -> NameOwner {
             last.is_empty() || is_in_log(last)
         }
         ["refs", last] => is_in_log(last),
-        [folder, last] if ID_FOLDERS.contains(&folder) => last.is_empty() || Id::parse(last).is_some() || is_temporary(last),
+        [folder, last] if ID_FOLDERS.contains(&folder) => {
+            last.is_empty() || Id::parse(last).is_some() || is_temporary(last)
+        }
         _ => false,
     };
     if ours { NameOwner::Ours } else { NameOwner::Foreign }
@@ -265,7 +267,8 @@ pub fn is_immutable(name: &str) -> bool {
 /// its bucket. Returns None if no object of a dataset that never changes has this name.
 pub fn marker_of(key: &str) -> Option<(String, &'static [u8])> {
     let root = key.rmatch_indices('/').nth(1).map_or(0, |(at, _)| at + 1);
-    is_immutable(&key[root..]).then(|| (format!("{}{}", &key[..root], record_name(0, 0)), Magic::Record.bytes().as_slice()))
+    is_immutable(&key[root..])
+        .then(|| (format!("{}{}", &key[..root], record_name(0, 0)), Magic::Record.bytes().as_slice()))
 }
 
 /// Return the name of a log's hint.

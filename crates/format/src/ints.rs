@@ -19,8 +19,9 @@ impl IntArray {
             0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
             1 | 2 | 4 | 8 => {
                 let base = cursor.varint()?;
-                let bytes =
-                    count.checked_mul(width as usize).ok_or_else(|| malformed("an integer array is larger than the address space"))?;
+                let bytes = count
+                    .checked_mul(width as usize)
+                    .ok_or_else(|| malformed("an integer array is larger than the address space"))?;
                 Ok(IntArray::Packed { base, width, values: cursor.take(bytes)? })
             }
             other => Err(malformed(format!("an int array has width {other}, expected 0, 1, 2, 4 or 8"))),
@@ -141,7 +142,8 @@ mod tests {
         for values in [&[][..], &[5], &[0, 1, 2, 3], &[0, 0, 7, 7, 7, 9, 300, 301, 70_000, 1 << 40]] {
             let written = Writer::written(|writer| IntArray::write(writer, values));
             let array = IntArray::parse(&mut Cursor::new(written.into()), values.len())?;
-            let targets = values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]).chain([0, u64::MAX]);
+            let targets =
+                values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]).chain([0, u64::MAX]);
             for (target, guess) in targets.flat_map(|target| (0..values.len() + 3).map(move |guess| (target, guess))) {
                 let expected = values.iter().rposition(|value| *value <= target);
                 assert_eq!(array.last_at_most(target, guess), expected, "{target} in {values:?} from {guess}");

@@ -116,22 +116,32 @@ impl ColumnKind {
 
     /// Return whether values are arrays whose shapes may differ between samples.
     pub fn is_array(&self) -> bool {
-        matches!(self, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. } | ColumnKind::Labels { .. })
+        matches!(
+            self,
+            ColumnKind::Tensor { .. }
+                | ColumnKind::Boxes { .. }
+                | ColumnKind::Keypoints { .. }
+                | ColumnKind::Labels { .. }
+        )
     }
 
     /// Return the element type and the shape that data files store.
     pub fn stored(&self) -> Result<(Dtype, Shape)> {
         Ok(match self {
             ColumnKind::Scalar { dtype } => (dtype_of(dtype)?, Shape::scalar()),
-            ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
-                (Dtype::Bytes, Shape::free())
-            }
+            ColumnKind::Text
+            | ColumnKind::Bytes
+            | ColumnKind::Json
+            | ColumnKind::Image { .. }
+            | ColumnKind::Mask { .. } => (Dtype::Bytes, Shape::free()),
             ColumnKind::Label(classes) => (classes.dtype(), Shape::scalar()),
             ColumnKind::Labels { .. } => (Dtype::Int64, Shape::free()),
             ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
             ColumnKind::Tensor { dtype, shape, .. } => (dtype_of(dtype)?, Shape(shape.clone())),
             ColumnKind::Boxes { .. } => (Dtype::Float32, Shape(vec![None, Some(4)])),
-            ColumnKind::Keypoints { points, dimensions, .. } => (Dtype::Float32, Shape(vec![None, *points, Some(*dimensions)])),
+            ColumnKind::Keypoints { points, dimensions, .. } => {
+                (Dtype::Float32, Shape(vec![None, *points, Some(*dimensions)]))
+            }
         })
     }
 
@@ -202,7 +212,14 @@ impl ColumnKind {
         match self {
             ColumnKind::Text | ColumnKind::Bytes => true,
             ColumnKind::Scalar { dtype } => {
-                let inexact = [Dtype::Float16, Dtype::Bfloat16, Dtype::Float32, Dtype::Float64, Dtype::Complex64, Dtype::Complex128];
+                let inexact = [
+                    Dtype::Float16,
+                    Dtype::Bfloat16,
+                    Dtype::Float32,
+                    Dtype::Float64,
+                    Dtype::Complex64,
+                    Dtype::Complex128,
+                ];
                 Dtype::from_name(dtype).is_some_and(|dtype| !inexact.contains(&dtype))
             }
             _ => self.has_codes(),
@@ -212,7 +229,9 @@ impl ColumnKind {
     /// Return whether tails have the bounds of values. Those of a category are in its dictionary.
     pub fn has_bounds(&self) -> bool {
         match self {
-            ColumnKind::Scalar { dtype } => Dtype::from_name(dtype).is_some_and(|dtype| Class::of(dtype, &Shape::scalar()).is_some()),
+            ColumnKind::Scalar { dtype } => {
+                Dtype::from_name(dtype).is_some_and(|dtype| Class::of(dtype, &Shape::scalar()).is_some())
+            }
             ColumnKind::Label(_) | ColumnKind::Text => true,
             _ => false,
         }
@@ -229,9 +248,10 @@ impl ColumnKind {
     /// Return the name of the column that this column belongs to: an image, or for labels, boxes or keypoints.
     pub fn of(&self) -> Option<&str> {
         match self {
-            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } => {
-                of.as_deref()
-            }
+            ColumnKind::Boxes { of, .. }
+            | ColumnKind::Mask { of }
+            | ColumnKind::Keypoints { of, .. }
+            | ColumnKind::Labels { of, .. } => of.as_deref(),
             _ => None,
         }
     }
@@ -245,9 +265,10 @@ impl ColumnKind {
 
     fn of_mut(&mut self) -> Option<&mut String> {
         match self {
-            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } => {
-                of.as_mut()
-            }
+            ColumnKind::Boxes { of, .. }
+            | ColumnKind::Mask { of }
+            | ColumnKind::Keypoints { of, .. }
+            | ColumnKind::Labels { of, .. } => of.as_mut(),
             _ => None,
         }
     }
@@ -282,9 +303,13 @@ impl ColumnKind {
     /// Return what is wrong with the parameters of the type.
     pub(crate) fn fault(&self) -> Option<String> {
         match self {
-            ColumnKind::Tensor { shape, tile: Some(tile), .. } if shape.is_empty() || tile.len() != shape.len() || tile.contains(&0) => {
+            ColumnKind::Tensor { shape, tile: Some(tile), .. }
+                if shape.is_empty() || tile.len() != shape.len() || tile.contains(&0) =>
+            {
                 let shape = Shape(shape.clone());
-                Some(format!("tile {tile:?} does not fit shape {shape}: expected one side of at least 1 for each dimension"))
+                Some(format!(
+                    "tile {tile:?} does not fit shape {shape}: expected one side of at least 1 for each dimension"
+                ))
             }
             ColumnKind::Boxes { format, .. } if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) => {
                 Some(format!("the box format is `{format}`, expected xyxy, xywh or cxcywh"))

@@ -71,7 +71,9 @@ impl Names {
         let names = unseal(Magic::Names, body, |cursor| {
             let found = cursor.u64()?;
             if found != number {
-                return Err(malformed(format!("the names record at number {number} identifies itself as number {found}")));
+                return Err(malformed(format!(
+                    "the names record at number {number} identifies itself as number {found}"
+                )));
             }
             Ok(Names {
                 number,
@@ -83,7 +85,11 @@ impl Names {
         })?;
         match names.own > 0 && names.own <= names.operations.len() as u64 {
             true => Ok(names),
-            false => Err(malformed(format!("the names record {number} adds {} of its {} operations", names.own, names.operations.len()))),
+            false => Err(malformed(format!(
+                "the names record {number} adds {} of its {} operations",
+                names.own,
+                names.operations.len()
+            ))),
         }
     }
 
@@ -200,7 +206,8 @@ impl Folded {
         let mut entries = BTreeMap::new();
         let replaced = self.layers[objects.len()..].iter().flat_map(|layer| layer.entries.iter());
         entries.extend(replaced.chain(&self.operations).map(|entry| (entry.key(), entry)));
-        let entries: Vec<Operation> = entries.into_values().filter(|entry| !entry.removes || !objects.is_empty()).cloned().collect();
+        let entries: Vec<Operation> =
+            entries.into_values().filter(|entry| !entry.removes || !objects.is_empty()).cloned().collect();
         let body = seal(Magic::Names, |writer| writer.list(&entries, |writer, operation| operation.write(writer)));
         let layer = Layer { object: ObjectRef::of(id, &body), entries: Arc::new(entries) };
         objects.push(layer.object);
@@ -240,7 +247,9 @@ impl Operation {
     fn parse(cursor: &mut Cursor) -> Result<Operation> {
         let (removes, code) = (cursor.flag()?, cursor.u8()?);
         let Some(kind) = NameKind::ALL.get(code as usize).copied() else {
-            return Err(Error::new("unknown-feature", format!("a name has the unknown kind {code}")).hint("upgrade Penstock"));
+            return Err(
+                Error::new("unknown-feature", format!("a name has the unknown kind {code}")).hint("upgrade Penstock")
+            );
         };
         Ok(Operation { removes, kind, name: cursor.string()?, target: SnapshotId::read(cursor)? })
     }
@@ -253,7 +262,12 @@ mod tests {
     use super::*;
 
     fn operation(removes: bool, kind: NameKind, name: &str) -> Operation {
-        Operation { removes, kind, name: name.into(), target: SnapshotId { branch: 3, number: 70_000, uuid: Id([7; 16]) } }
+        Operation {
+            removes,
+            kind,
+            name: name.into(),
+            target: SnapshotId { branch: 3, number: 70_000, uuid: Id([7; 16]) },
+        }
     }
 
     #[test]
@@ -301,7 +315,8 @@ mod tests {
             }
             let body = Bytes::from(names.encode());
             assert!(body.len() <= NAMES_BYTES);
-            (self.stored_bytes, self.most_objects) = (self.stored_bytes + body.len(), self.most_objects.max(names.objects.len()));
+            (self.stored_bytes, self.most_objects) =
+                (self.stored_bytes + body.len(), self.most_objects.max(names.objects.len()));
             let names = Names::parse(&body, number)?;
             let parse = |object: &ObjectRef| Layer::parse(*object, &self.objects[&object.id]);
             if number.is_multiple_of(97) {
@@ -320,7 +335,8 @@ mod tests {
         fn check(&self) {
             for kind in NameKind::ALL {
                 let names = self.model.iter().filter(|((found, _), _)| *found == kind);
-                let names: BTreeMap<String, SnapshotId> = names.map(|((_, name), target)| (name.clone(), *target)).collect();
+                let names: BTreeMap<String, SnapshotId> =
+                    names.map(|((_, name), target)| (name.clone(), *target)).collect();
                 assert!(names.iter().all(|(name, target)| self.folded.get(kind, name) == Some(*target)));
                 assert_eq!(self.folded.all(kind), names);
             }
@@ -373,11 +389,17 @@ mod tests {
     #[test]
     fn objects_that_no_writer_makes_are_refused() -> Result<()> {
         let object = |entries: &[Operation]| {
-            let body = Bytes::from(seal(Magic::Names, |writer| writer.list(entries, |writer, operation| operation.write(writer))));
+            let body = Bytes::from(seal(Magic::Names, |writer| {
+                writer.list(entries, |writer, operation| operation.write(writer))
+            }));
             (ObjectRef::of(Id([2; 16]), &body), body)
         };
         let set = |name: &str| operation(false, NameKind::Tag, name);
-        for entries in [vec![set("b"), set("a")], vec![set("a"), set("a")], vec![set("a"), operation(false, NameKind::Branch, "a")]] {
+        for entries in [
+            vec![set("b"), set("a")],
+            vec![set("a"), set("a")],
+            vec![set("a"), operation(false, NameKind::Branch, "a")],
+        ] {
             let (reference, body) = object(&entries);
             assert!(Layer::parse(reference, &body).is_err());
         }

@@ -34,7 +34,12 @@ impl Overlay {
     }
 
     /// Return the overlay that gives samples new values. If all of these are null, no file has them, and `new_id` is called.
-    pub fn of_values(columns: Vec<u64>, rows: RowSet, files: Vec<FileRef>, new_id: impl FnOnce() -> Result<Id>) -> Result<Overlay> {
+    pub fn of_values(
+        columns: Vec<u64>,
+        rows: RowSet,
+        files: Vec<FileRef>,
+        new_id: impl FnOnce() -> Result<Id>,
+    ) -> Result<Overlay> {
         let id = files.first().map_or_else(new_id, |file| Ok(file.id))?;
         Ok(Overlay { columns, id, rows, files })
     }
@@ -88,7 +93,9 @@ impl Overlay {
         let own: HashSet<u64> = columns.iter().copied().collect();
         let foreign = files.iter().flat_map(|file| &file.columns).find(|column| !own.contains(column));
         match foreign {
-            Some(column) => Err(malformed(format!("an overlay has a file with column {column}, which is not one of its columns"))),
+            Some(column) => {
+                Err(malformed(format!("an overlay has a file with column {column}, which is not one of its columns")))
+            }
             None if own.len() < columns.len() => Err(malformed("an overlay lists a column twice")),
             None if rows.ids() == 0 => Err(malformed("an overlay has no row ids")),
             None if own.is_empty() && !files.is_empty() => Err(malformed("a deletion has data files")),

@@ -69,10 +69,12 @@ pub enum RecordKind {
 impl RecordKind {
     fn from_code(code: u8) -> Result<RecordKind> {
         use RecordKind::*;
-        [Create, Data, Layout, Schema, Merge, Fence, Reset, Branch, Close]
-            .get(code as usize)
-            .copied()
-            .ok_or_else(|| Error::new("unknown-feature", format!("a commit record has the unknown kind {code}")).hint("upgrade Penstock"))
+        [Create, Data, Layout, Schema, Merge, Fence, Reset, Branch, Close].get(code as usize).copied().ok_or_else(
+            || {
+                Error::new("unknown-feature", format!("a commit record has the unknown kind {code}"))
+                    .hint("upgrade Penstock")
+            },
+        )
     }
 
     pub fn name(self) -> &'static str {
@@ -195,7 +197,8 @@ impl Record {
     /// Move data files that are in memory into this record. The deltas of earlier commits have none.
     pub fn take_data(&mut self) {
         let (branch, number, mut data) = (self.branch, self.number, Vec::new());
-        let in_memory = |delta: &&mut Delta| delta.files().iter().any(|file| matches!(file.place, FilePlace::Inline(_)));
+        let in_memory =
+            |delta: &&mut Delta| delta.files().iter().any(|file| matches!(file.place, FilePlace::Inline(_)));
         for file in self.deltas.iter_mut().filter(in_memory).flat_map(Delta::files_mut) {
             if let FilePlace::Inline(bytes) = &file.place {
                 let offset = DATA_OFFSET + data.len() as u64;
@@ -248,7 +251,10 @@ impl Record {
     /// Parse the record found at `branch` and `number`. Fails if it needs read features that this release does not support.
     pub fn parse(bytes: &Bytes, branch: u64, number: u64) -> Result<Record> {
         if bytes.len() > RECORD_BYTES {
-            return Err(malformed(format!("a commit record has {} bytes, expected at most {RECORD_BYTES}", bytes.len())));
+            return Err(malformed(format!(
+                "a commit record has {} bytes, expected at most {RECORD_BYTES}",
+                bytes.len()
+            )));
         }
         let record = unseal(Magic::Record, bytes, |cursor| Record::read(cursor, branch, number))?;
         record.check()?;
@@ -302,7 +308,8 @@ impl Record {
 
     /// Check the rules that every record must follow.
     fn check(&self) -> Result<()> {
-        let invalid = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
+        let invalid =
+            |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live > self.samples {
             return invalid("has no transactions or has invalid counts".into());
         }
@@ -348,7 +355,10 @@ impl Record {
             return invalid("refers to data files that it does not have".into());
         }
         if !TIMES_US.contains(&self.time_us) {
-            return invalid(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
+            return invalid(format!(
+                "has an invalid time: {} us, expected a time from year 1 to year 9999",
+                self.time_us
+            ));
         }
         Ok(())
     }
@@ -356,8 +366,10 @@ impl Record {
     /// Check that the kind, the parents and the landmark agree.
     fn check_parents(&self) -> std::result::Result<(), &'static str> {
         use RecordKind::*;
-        let predecessor =
-            self.parents.first().is_some_and(|parent| (parent.branch, parent.number.checked_add(1)) == (self.branch, Some(self.number)));
+        let predecessor = self
+            .parents
+            .first()
+            .is_some_and(|parent| (parent.branch, parent.number.checked_add(1)) == (self.branch, Some(self.number)));
         let expected = match (self.kind, self.number) {
             (Create, 0) => self.branch == 0 && self.parents.is_empty(),
             (Branch, 0) => self.branch != 0 && self.parents.len() == 1 && self.parents[0].branch != self.branch,
@@ -389,6 +401,9 @@ fn read_unused(cursor: &mut Cursor) -> Result<()> {
 }
 
 fn unknown_features(verb: &str, bits: u64) -> Error {
-    Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not support"))
-        .hint("upgrade Penstock")
+    Error::new(
+        "unknown-feature",
+        format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not support"),
+    )
+    .hint("upgrade Penstock")
 }

@@ -90,7 +90,9 @@ impl RowSet {
         match self {
             RowSet::Runs(runs) => RowSet::Runs(runs.iter().map(|run| run.resolved(base)).collect()),
             RowSet::Object(rows) if rows.least & PROVISIONAL == 0 => RowSet::Object(*rows),
-            RowSet::Object(rows) => RowSet::Object(RowIdsRef { base, least: base.wrapping_add(rows.least & !PROVISIONAL), ..*rows }),
+            RowSet::Object(rows) => {
+                RowSet::Object(RowIdsRef { base, least: base.wrapping_add(rows.least & !PROVISIONAL), ..*rows })
+            }
         }
     }
 }
@@ -219,9 +221,13 @@ impl RowIds {
     /// Visit the row ids in a range in ascending order. Unlike `runs_in`, does not depend on what is before the range.
     pub fn each_in(&self, range: Range<u64>, mut visit: impl FnMut(u64)) {
         match self {
-            RowIds::Runs(runs) => clipped(runs, range).into_iter().for_each(|(run, _)| (run.first..run.end()).for_each(&mut visit)),
+            RowIds::Runs(runs) => {
+                clipped(runs, range).into_iter().for_each(|(run, _)| (run.first..run.end()).for_each(&mut visit))
+            }
             // One by one: the end of each run is found by a search.
-            RowIds::Bitmap(bitmap) => each_part(bitmap, range, |begin, ids| ids.for_each(|id| visit(begin + u64::from(id)))),
+            RowIds::Bitmap(bitmap) => {
+                each_part(bitmap, range, |begin, ids| ids.for_each(|id| visit(begin + u64::from(id))))
+            }
         }
     }
 
@@ -307,8 +313,8 @@ impl RowIds {
     pub fn parse(body: &Bytes, reference: &RowIdsRef) -> Result<RowIds> {
         let bytes = unseal(Magic::RowIds, body, Cursor::rest)?;
         let mut rest = &bytes[..];
-        let stored =
-            RoaringTreemap::deserialize_from(&mut rest).map_err(|error| malformed(format!("a row id bitmap is invalid: {error}")))?;
+        let stored = RoaringTreemap::deserialize_from(&mut rest)
+            .map_err(|error| malformed(format!("a row id bitmap is invalid: {error}")))?;
         let claimed = bytes.first_chunk().map_or(0, |count| u64::from_le_bytes(*count));
         if !rest.is_empty() || stored.bitmaps().filter(|(_, bitmap)| !bitmap.is_empty()).count() as u64 != claimed {
             return Err(malformed("a row id bitmap has an empty or repeated part, or is followed by other bytes"));
@@ -323,7 +329,11 @@ impl RowIds {
             && ids.max().is_some_and(|most| most - reference.least < reference.span);
         match ids.len() == reference.ids && within {
             true => Ok(RowIds::Bitmap(ids)),
-            false => Err(malformed(format!("{} row ids differ from the {} that their parent lists", ids.len(), reference.ids))),
+            false => Err(malformed(format!(
+                "{} row ids differ from the {} that their parent lists",
+                ids.len(),
+                reference.ids
+            ))),
         }
     }
 }
@@ -426,7 +436,8 @@ mod tests {
 
     /// Sets of many shapes: few runs, many, a long run, ids on both sides of 2^16 and 2^32, and several lineages.
     fn samples() -> Vec<Vec<u64>> {
-        let scattered = |first: u64, step: u64, count: u64| (0..count).map(move |index| first + index * step).collect::<Vec<u64>>();
+        let scattered =
+            |first: u64, step: u64, count: u64| (0..count).map(move |index| first + index * step).collect::<Vec<u64>>();
         vec![
             vec![7],
             (3..50).collect(),
@@ -453,11 +464,20 @@ mod tests {
                 (RowSet::Object(reference), Some(body)) => RowIds::parse(&body.into(), reference)?,
                 _ => panic!("an object belongs to an object reference"),
             };
-            assert!(back.iter().eq(ids.iter().copied()) && back.len() == ids.len() as u64 && stored.ids() == back.len());
+            assert!(
+                back.iter().eq(ids.iter().copied()) && back.len() == ids.len() as u64 && stored.ids() == back.len()
+            );
             assert_eq!(stored.range(), ids[0]..ids[ids.len() - 1] + 1);
             let written = Writer::written(|writer| stored.write(writer));
             assert_eq!(RowSet::parse(&mut Cursor::new(written.into()))?, stored);
-            for range in [0..u64::MAX, 0..0, 8..30, ids[ids.len() / 2]..u64::MAX, 0..ids[ids.len() / 2], (1 << 32) - 7..(1 << 32) + 5] {
+            for range in [
+                0..u64::MAX,
+                0..0,
+                8..30,
+                ids[ids.len() / 2]..u64::MAX,
+                0..ids[ids.len() / 2],
+                (1 << 32) - 7..(1 << 32) + 5,
+            ] {
                 for set in [&set, &back] {
                     let found = set.runs_in(range.clone());
                     let inside: Vec<u64> = found.iter().flat_map(|(run, _)| run.first..run.end()).collect();
@@ -487,7 +507,8 @@ mod tests {
 
     #[test]
     fn sets_are_subtracted_and_joined_in_every_form() {
-        let small: Vec<Vec<u64>> = vec![vec![], vec![0, 1, 2, 5], (1..9).collect(), vec![2, 4, 6, 8], (0..20).collect(), vec![19]];
+        let small: Vec<Vec<u64>> =
+            vec![vec![], vec![0, 1, 2, 5], (1..9).collect(), vec![2, 4, 6, 8], (0..20).collect(), vec![19]];
         for (one, other) in small.iter().flat_map(|one| small.iter().map(move |other| (one, other))) {
             let rest: Vec<u64> = one.iter().copied().filter(|id| !other.contains(id)).collect();
             let mut all: Vec<u64> = rest.iter().chain(other).copied().collect();
@@ -496,7 +517,10 @@ mod tests {
                 assert!(ours.minus(&theirs).iter().eq(rest.iter().copied()), "{one:?} - {other:?}");
                 assert!(ours.or(&theirs).iter().eq(all.iter().copied()));
                 assert!(ours.and(&theirs).iter().eq(one.iter().copied().filter(|id| other.contains(id))));
-                assert_eq!(ours.minus(&theirs).first(3, 2), rest.iter().copied().filter(|id| *id >= 3).take(2).collect::<Vec<u64>>());
+                assert_eq!(
+                    ours.minus(&theirs).first(3, 2),
+                    rest.iter().copied().filter(|id| *id >= 3).take(2).collect::<Vec<u64>>()
+                );
             }
         }
     }
@@ -529,9 +553,11 @@ mod tests {
         let (RowSet::Object(reference), Some(body)) = ids.into_iter().collect::<RowIds>().encode(Id::default()) else {
             panic!("100 runs need an object")
         };
-        for wrong in
-            [RowIdsRef { ids: 99, ..reference }, RowIdsRef { least: 1, ..reference }, RowIdsRef { span: reference.span - 1, ..reference }]
-        {
+        for wrong in [
+            RowIdsRef { ids: 99, ..reference },
+            RowIdsRef { least: 1, ..reference },
+            RowIdsRef { span: reference.span - 1, ..reference },
+        ] {
             assert!(RowIds::parse(&body.clone().into(), &wrong).is_err());
         }
         let inside = |change: &dyn Fn(&mut Vec<u8>)| {

@@ -65,7 +65,8 @@ impl Serialize for FillValue {
 impl<'de> Deserialize<'de> for FillValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<FillValue, D::Error> {
         let FillFile { id, file_bytes, tail_bytes, tail_crc } = FillFile::deserialize(deserializer)?;
-        let id = Id::parse(&id).ok_or_else(|| D::Error::custom("the fill value of a column has an invalid data file id"))?;
+        let id =
+            Id::parse(&id).ok_or_else(|| D::Error::custom("the fill value of a column has an invalid data file id"))?;
         Ok(FillValue(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new(), place: FilePlace::Object }))
     }
 }
@@ -162,8 +163,10 @@ impl Schema {
 
     fn check_kind(&self, column: &ColumnSpec) -> Result<()> {
         let name = &column.name;
-        let invalid = |text: String| Err(Error::new("invalid-schema", format!("cannot create column `{name}`: {text}")));
-        let (dtype, shape) = column.kind.stored().map_err(|error| error.context(format!("cannot create column `{name}`")))?;
+        let invalid =
+            |text: String| Err(Error::new("invalid-schema", format!("cannot create column `{name}`: {text}")));
+        let (dtype, shape) =
+            column.kind.stored().map_err(|error| error.context(format!("cannot create column `{name}`")))?;
         if shape.0.len() > MAX_DIMENSIONS {
             return invalid(format!("it has {} dimensions, but at most {MAX_DIMENSIONS} are supported", shape.0.len()));
         }
@@ -171,7 +174,8 @@ impl Schema {
             return invalid("it has a fixed dimension of 0, so its samples would be empty".into());
         }
         shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
-        if let Some(was) = column.was.iter().find(|was| !Dtype::from_name(was).is_some_and(|was| was.widens_to(dtype))) {
+        if let Some(was) = column.was.iter().find(|was| !Dtype::from_name(was).is_some_and(|was| was.widens_to(dtype)))
+        {
             return invalid(format!("its earlier dtype `{was}` cannot become {}", dtype.name()));
         }
         if let Some(fault) = column.kind.fault() {

@@ -14,8 +14,9 @@ pub fn capacity(bytes: usize) -> usize {
 
 /// Allocate memory for batch values. Large blocks are recycled.
 pub fn recycled(bytes: usize) -> Result<Recycled> {
-    Recycled::new(bytes, Config::memory_bytes())
-        .map_err(|_| Error::new("invalid-argument", format!("cannot allocate {bytes} bytes for a batch")).hint("use smaller batches"))
+    Recycled::new(bytes, Config::memory_bytes()).map_err(|_| {
+        Error::new("invalid-argument", format!("cannot allocate {bytes} bytes for a batch")).hint("use smaller batches")
+    })
 }
 
 #[derive(Debug)]

@@ -15,7 +15,8 @@ fn lines() -> Vec<String> {
     }
     for n in (12..62).flat_map(|power| [(1u64 << power) - 1, 1 << power, (1 << power) + 1]) {
         let permutation = Permutation::new(n, 42);
-        let values: Vec<u64> = (0..32).map(|i| permutation.at(key(&[i]) % n)).chain([permutation.at(0), permutation.at(n - 1)]).collect();
+        let values: Vec<u64> =
+            (0..32).map(|i| permutation.at(key(&[i]) % n)).chain([permutation.at(0), permutation.at(n - 1)]).collect();
         lines.push(format!("permutation {n} {:016x}", key(&values)));
     }
     let orders = [
@@ -37,19 +38,26 @@ fn lines() -> Vec<String> {
         let mix = Mix { shares: vec![1 << 30, 1 << 31, 1 << 30], epoch_samples: 100, exhausted };
         let program = Program::new(42, sources.to_vec(), &[], Some(mix), 24).unwrap();
         for epoch in 0..3 {
-            let places: Vec<u64> =
-                program.places(epoch, 0..program.len()).iter().flat_map(|place| [place.source as u64, place.position]).collect();
+            let places: Vec<u64> = program
+                .places(epoch, 0..program.len())
+                .iter()
+                .flat_map(|place| [place.source as u64, place.position])
+                .collect();
             lines.push(format!("mix {exhausted:?} epoch {epoch} {:016x}", key(&places)));
         }
     }
     let sources = [30, 50, 70].iter().enumerate();
-    let sources = sources.map(|(source, count)| Sequence::new(Order::Full, source_seed(42, source), *count, 24, None).unwrap()).collect();
+    let sources = sources
+        .map(|(source, count)| Sequence::new(Order::Full, source_seed(42, source), *count, 24, None).unwrap())
+        .collect();
     let mix = Mix { shares: vec![1, 1, 1], epoch_samples: 90, exhausted: Exhausted::Repeat };
     let program = Program::new(42, sources, &[], Some(mix), 24).unwrap();
-    let places: Vec<u64> = program.places(1, 0..90).iter().flat_map(|place| [place.source as u64, place.position]).collect();
+    let places: Vec<u64> =
+        program.places(1, 0..90).iter().flat_map(|place| [place.source as u64, place.position]).collect();
     lines.push(format!("seeds of sources {:016x}", key(&places)));
     let mut draws = Draws::new(key(&[42, 1]), 3, 1 << 40);
-    let numbers: Vec<u64> = (0..10).flat_map(|_| [draws.below(1000), draws.unit().to_bits(), draws.word().into()]).collect();
+    let numbers: Vec<u64> =
+        (0..10).flat_map(|_| [draws.below(1000), draws.unit().to_bits(), draws.word().into()]).collect();
     lines.push(format!("draws {:016x}", key(&numbers)));
     lines
 }

@@ -53,9 +53,9 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let (rows, row_ids) = (error.row_list().to_vec(), error.row_id_list().to_vec());
     let place = (error.column_name(), error.object_name(), error.commit_id());
     let said = (error.prefix(), error.row(), error.reason());
-    let made = MAKE
-        .import(py, "penstock.errors", "make")
-        .and_then(|make| make.call1((format!("{:?}", error.kind()), error.code(), said, error.hint_text(), rows, row_ids, place)));
+    let made = MAKE.import(py, "penstock.errors", "make").and_then(|make| {
+        make.call1((format!("{:?}", error.kind()), error.code(), said, error.hint_text(), rows, row_ids, place))
+    });
     let made = match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,

@@ -17,7 +17,11 @@ pub struct Output {
 }
 
 impl Output {
-    fn in_file(&self, py: Python<'_>, work: impl FnOnce(&mut Option<Box<dyn ObjectWriter>>) -> Result<(), Error> + Send) -> PyResult<()> {
+    fn in_file(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Option<Box<dyn ObjectWriter>>) -> Result<(), Error> + Send,
+    ) -> PyResult<()> {
         py.detach(|| work(&mut self.writer.lock().unwrap_or_else(PoisonError::into_inner))).or_raise(py)
     }
 }
@@ -26,7 +30,9 @@ impl Output {
 impl Output {
     #[new]
     fn new(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>) -> PyResult<Output> {
-        let store = py.detach(|| penstock_storage::open(uri, &Options::new(storage_options.unwrap_or_default(), Io::parse("auto")?)?));
+        let store = py.detach(|| {
+            penstock_storage::open(uri, &Options::new(storage_options.unwrap_or_default(), Io::parse("auto")?)?)
+        });
         Ok(Output { store: store.or_raise(py)?, writer: Mutex::default() })
     }
 

@@ -86,7 +86,14 @@ impl Pull for PythonParts {
 /// `pull(row, [])` returns their next piece, which is empty at the end.
 ///
 /// Row numbers in errors start at `first_row`.
-pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised, owner: usize) -> PyResult<Input> {
+pub fn input(
+    py: Python<'_>,
+    prepared: &Bound<'_, PyAny>,
+    name: &str,
+    first_row: u64,
+    raised: &Raised,
+    owner: usize,
+) -> PyResult<Input> {
     let parts = prepared.cast::<PyTuple>()?;
     let form: String = parts.get_item(0)?.extract()?;
     let column = match form.as_str() {
@@ -118,7 +125,11 @@ pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row:
         }
         "pulled" => {
             let source = Arc::new(PythonParts { pull: parts.get_item(1)?.unbind(), raised: raised.clone(), owner });
-            Column::Pulled(Pulled { shapes: parts.get_item(2)?.extract()?, validity: validity(&parts.get_item(3)?)?, source })
+            Column::Pulled(Pulled {
+                shapes: parts.get_item(2)?.extract()?,
+                validity: validity(&parts.get_item(3)?)?,
+                source,
+            })
         }
         other => return Err(Error::new("internal", format!("unknown form `{other}`"))).or_raise(py),
     };
@@ -146,7 +157,10 @@ fn ends_of(ends: &[i64], bytes: usize, name: &str) -> penstock_error::Result<Vec
     if ends.is_sorted() && ends.last().copied().unwrap_or(0) == bytes as u64 {
         return Ok(ends);
     }
-    Err(Error::new("invalid-value", format!("cannot append to column `{name}`: offsets do not ascend to the end of the data")))
+    Err(Error::new(
+        "invalid-value",
+        format!("cannot append to column `{name}`: offsets do not ascend to the end of the data"),
+    ))
 }
 
 fn validity(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<bool>>> {
@@ -172,7 +186,8 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
             ragged.push(Some(bytes.as_bytes()), &[]);
         } else if let Ok(text) = item.cast::<PyString>() {
             let text = text.to_cow().map_err(|_| {
-                let error = Error::new("invalid-value", "is not UTF-8 (it contains a lone surrogate)").at_row(index as u64);
+                let error =
+                    Error::new("invalid-value", "is not UTF-8 (it contains a lone surrogate)").at_row(index as u64);
                 crate::errors::raise(py, refused(error, name, first_row))
             })?;
             ragged.push(Some(text.as_bytes()), &[]);
@@ -184,12 +199,14 @@ fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -
             later.push((index, Later::File(item.extract()?)));
             ragged.push(Some(b""), &[]);
         } else if let Ok(parts) = item.cast::<PyTuple>() {
-            let (height, width, channels, bits, pixels): (usize, usize, usize, usize, PyReadonlyArray1<'_, u8>) = parts.extract()?;
+            let (height, width, channels, bits, pixels): (usize, usize, usize, usize, PyReadonlyArray1<'_, u8>) =
+                parts.extract()?;
             later.push((index, Later::Pixels([height, width, channels, bits], pixels.as_slice()?.to_vec())));
             ragged.push(Some(b""), &[]);
         } else {
             let kind = item.get_type().name()?.to_string();
-            let error = Error::new("invalid-value", format!("is a `{kind}`, expected bytes, str, Path or None")).at_row(index as u64);
+            let error = Error::new("invalid-value", format!("is a `{kind}`, expected bytes, str, Path or None"))
+                .at_row(index as u64);
             return Err(refused(error, name, first_row)).or_raise(py);
         }
     }
@@ -230,12 +247,15 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
         (row, Later::File(path)) => {
             let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
             read_file(path, &mut slot).map_err(|error| {
-                Error::new("source-not-found", format!("is `{}`, which cannot be read: {error}", path.display())).at_row(*row as u64)
+                Error::new("source-not-found", format!("is `{}`, which cannot be read: {error}", path.display()))
+                    .at_row(*row as u64)
             })
         }
         (row, Later::Pixels([height, width, channels, bits], pixels)) => {
             let encoded = penstock_codec::encode_png(*height, *width, *channels, *bits as u8, pixels);
-            encoded.map(Some).map_err(|error| Error::new(error.code(), format!("is not an image: {}", error.message())).at_row(*row as u64))
+            encoded.map(Some).map_err(|error| {
+                Error::new(error.code(), format!("is not an image: {}", error.message())).at_row(*row as u64)
+            })
         }
     })?;
     let bodies = bodies.into_iter().collect::<penstock_error::Result<Vec<_>>>()?;
@@ -252,7 +272,12 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
             end = file.next_if(|((index, _), _)| *index == row).map_or(end, |(_, end)| *end);
             end
         });
-        return Ok(Column::Ragged(Ragged { ends: ends.collect(), data: files.data, free: Vec::new(), validity: small.validity }));
+        return Ok(Column::Ragged(Ragged {
+            ends: ends.collect(),
+            data: files.data,
+            free: Vec::new(),
+            validity: small.validity,
+        }));
     }
     let mut ragged = Ragged::default();
     let mut made = later.iter().zip(bodies).enumerate().peekable();

@@ -9,6 +9,7 @@ mod loader;
 mod made;
 mod media;
 mod output;
+mod recipe;
 mod recycle;
 mod scan;
 mod tier;
@@ -43,7 +44,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
-    module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, format!("{kind:?}"))).collect::<Vec<_>>())?;
+    module.add(
+        "CODES",
+        penstock_error::CODES.iter().map(|(code, kind)| (*code, format!("{kind:?}"))).collect::<Vec<_>>(),
+    )?;
     module.add_class::<snapshot::Snapshot>()?;
     module.add_class::<transaction::Transaction>()?;
     module.add_class::<input::Words>()?;

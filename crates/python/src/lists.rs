@@ -32,12 +32,16 @@ impl Validity {
 
 /// Return the places at which ids occur for the last time, in ascending order. Returns None if few ids are repeated.
 #[pyfunction]
-pub fn last_places<'py>(py: Python<'py>, ids: PyReadonlyArray1<'py, i64>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+pub fn last_places<'py>(
+    py: Python<'py>,
+    ids: PyReadonlyArray1<'py, i64>,
+) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
     let ids = ids.as_slice()?;
     let mut sorted: Vec<(i64, usize)> = ids.iter().enumerate().map(|(place, id)| (*id, place)).collect();
     sorted.sort_unstable();
     let same = |one: &(i64, usize), other: &(i64, usize)| one.0 == other.0;
-    let mut last: Vec<i64> = sorted.chunk_by(same).filter_map(|each| each.last()).map(|(_, place)| *place as i64).collect();
+    let mut last: Vec<i64> =
+        sorted.chunk_by(same).filter_map(|each| each.last()).map(|(_, place)| *place as i64).collect();
     last.sort_unstable();
     Ok((last.len() < ids.len() - ids.len() / 4).then(|| PyArray1::from_vec(py, last)))
 }
@@ -48,8 +52,16 @@ pub fn last_places<'py>(py: Python<'py>, ids: PyReadonlyArray1<'py, i64>) -> PyR
 #[pyfunction]
 pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char, bits: u32) -> Option<NumberArray<'py>> {
     match kind {
-        'i' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None }),
-        'u' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<u64>().ok() } else { None }),
+        'i' => collect(
+            py,
+            list,
+            |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None },
+        ),
+        'u' => collect(
+            py,
+            list,
+            |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<u64>().ok() } else { None },
+        ),
         'b' => collect(py, list, |item| item.cast_exact::<PyBool>().ok().map(|value| value.is_true())),
         'f' => collect(py, list, |item| {
             if let Ok(float) = item.cast_exact::<PyFloat>() {

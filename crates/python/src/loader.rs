@@ -1,68 +1,26 @@
 //! Creates a loader from JSON options and views, and converts its batches to Python values. The loader crate makes all decisions.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyArrayMethods as _};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::batch::{Batch, ColumnValues, Raw, StepSamples};
-use penstock_loader::engine::parts::choose_results_in_parts;
-use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
+use penstock_loader::engine::recipe::Recipe;
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
-use penstock_loader::order::cut::{BatchCut, LastBatch};
-use penstock_loader::order::mixture::{Mix, Program, source_seed};
-use penstock_loader::order::sequence::{Alias, Order, Sequence};
 use penstock_loader::source::files::FileValue;
-use penstock_loader::source::view::Source;
-use penstock_loader::source::window::Window;
-use penstock_loader::transform::operation::{Operation, Transform};
-use penstock_loader::transform::output::MediaForm;
-use penstock_loader::transform::pipeline::Pipeline;
 use penstock_storage::{Io, Options};
 use penstock_tensor::Shape;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
-use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
 use crate::lists::Weights;
 use crate::output::{Form, batch_array, imported_ragged, numpy_dtype, strings};
+use crate::recipe::{Declared, recipe};
 use crate::view::View;
-
-/// The options that `penstock/loader/` has checked and passes as JSON.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Declared {
-    names: Vec<String>,
-    /// Name and source column of each result.
-    outputs: Vec<(String, String)>,
-    transform: Vec<Transform>,
-    decode: bool,
-    /// The results that are lists in every batch, although they consist of pixels.
-    listed: Vec<String>,
-    seed: u64,
-    orders: Vec<Order>,
-    mix: Option<Mix>,
-    /// Whether the sources are joined. They then share the first order.
-    joined: bool,
-    /// For each source, the codes in batches of the codes of its columns of words; see `Source::codes`.
-    codes: Vec<Vec<(String, Vec<i64>)>>,
-    order_block_samples: u64,
-    global_batch_size: u64,
-    last_batch: LastBatch,
-    /// Epoch and draw at which step 0 begins.
-    base: (u64, u64),
-    rank: u64,
-    world_size: u64,
-    row_ids: bool,
-    on_corrupt: String,
-    threads: usize,
-    memory_bytes: u64,
-    /// Upper limit on the bytes that windows hold.
-    window_bytes: u64,
-}
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Loader {
@@ -81,13 +39,24 @@ impl Files {
     /// Open the files. `spec` is the column, as in a schema. Each entry is (name below `root`, file bytes, offset of the value,
     /// free sizes).
     #[new]
-    fn new(py: Python<'_>, root: &str, io: &str, spec: &str, entries: Vec<(String, u64, u64, Vec<u64>)>) -> PyResult<Files> {
-        let spec: ColumnSpec = serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
+    fn new(
+        py: Python<'_>,
+        root: &str,
+        io: &str,
+        spec: &str,
+        entries: Vec<(String, u64, u64, Vec<u64>)>,
+    ) -> PyResult<Files> {
+        let spec: ColumnSpec =
+            serde_json::from_str(spec).map_err(|error| invalid(format!("cannot read files: {error}"))).or_raise(py)?;
         let options = Io::parse(io).and_then(|io| Options::new(Vec::new(), io)).or_raise(py)?;
         let storage = penstock_storage::open(root, &options).or_raise(py)?;
         let entry = |(name, file_bytes, begin, free)| FileValue { name, file_bytes, begin, free };
         let entries = entries.into_iter().map(entry).collect();
-        Ok(Files(Arc::new(penstock_loader::source::files::Files { spec: ColumnSpec { id: u64::MAX, ..spec }, storage, entries })))
+        Ok(Files(Arc::new(penstock_loader::source::files::Files {
+            spec: ColumnSpec { id: u64::MAX, ..spec },
+            storage,
+            entries,
+        })))
     }
 
     /// Return the request and byte counters.
@@ -100,100 +69,6 @@ fn invalid(text: String) -> Error {
     Error::new("invalid-argument", text)
 }
 
-fn recipe(declared: &Declared, mut sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
-    // Each column is read once, even if several results need it.
-    let mut columns: Vec<&str> = Vec::new();
-    let mut outputs = Vec::new();
-    for (name, column) in &declared.outputs {
-        let known = columns.iter().position(|known| known == column).unwrap_or_else(|| {
-            columns.push(column);
-            columns.len() - 1
-        });
-        outputs.push((name.clone(), known));
-    }
-    for source in &mut sources {
-        source.columns = columns.iter().map(|column| source.column(column)).collect::<penstock_error::Result<_>>()?;
-    }
-    for (index, source) in sources.iter().enumerate().skip(1) {
-        for (one, other) in sources[0].columns.iter().zip(&source.columns) {
-            let (kind, other_kind) = (&one.kind, &other.kind);
-            let are_words = kind.has_codes() && other_kind.has_codes();
-            let are_lists = kind.listed_classes().is_some() && other_kind.listed_classes().is_some();
-            let by_word = (are_words || are_lists) && source.codes_of(other).is_some();
-            let are_boxes = kind.box_format().is_some() && other_kind.box_format().is_some();
-            let converted = are_boxes && kind.of() == other_kind.of();
-            if !kind.reads_as(other_kind) && !by_word && !converted {
-                let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
-                return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
-            }
-        }
-    }
-    let transforms = with_formats(&declared.transform, &outputs, &sources);
-    let (seed, block) = (declared.seed, declared.order_block_samples);
-    let program = match (declared.joined, declared.orders.first()) {
-        (true, Some(order)) => {
-            let (samples, weights) = (sources.iter().map(Source::len).sum(), weights.into_iter().next().flatten());
-            Program::joined(seed, Sequence::new(order.clone(), seed, samples, block, weights)?, sources.iter().map(Source::len), block)
-        }
-        _ => {
-            let sequences = sources.iter().zip(&declared.orders).zip(weights).enumerate().map(|(number, ((source, order), weights))| {
-                Sequence::new(order.clone(), source_seed(seed, number), source.len(), block, weights)
-            });
-            let sequences = sequences.collect::<penstock_error::Result<_>>()?;
-            Program::new(seed, sequences, &declared.names, declared.mix.clone(), block)?
-        }
-    };
-    let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
-    let mut pipeline = Pipeline::new(
-        outputs,
-        &sources[0].columns,
-        &transforms,
-        if declared.decode { MediaForm::Decoded } else { MediaForm::Stored },
-        declared.seed,
-    )?;
-    pipeline.list(&declared.listed);
-    let on_corrupt = match declared.on_corrupt.as_str() {
-        "raise" => OnCorrupt::Raise,
-        "substitute" => OnCorrupt::Substitute,
-        "mask" => OnCorrupt::Mask,
-        other => return Err(invalid(format!("on_corrupt=`{other}`, expected `raise`, `substitute` or `mask`"))),
-    };
-    let windows = sources
-        .iter()
-        .zip(&declared.orders)
-        .map(|(source, order)| Window::of(order, source, declared.mix.is_some() || declared.joined))
-        .collect();
-    choose_results_in_parts(&mut pipeline, &sources);
-    Ok(Recipe {
-        sources,
-        program,
-        windows,
-        cut,
-        base: declared.base,
-        pipeline,
-        row_ids: declared.row_ids,
-        on_corrupt,
-        fetched_bytes: AtomicU64::new(0),
-        window_bytes: declared.window_bytes,
-    })
-}
-
-/// Convert boxes that have other formats in other sources to the format of the first source, unless a transform converts them anyway.
-fn with_formats(transforms: &[Transform], outputs: &[(String, usize)], sources: &[Source]) -> Vec<Transform> {
-    let mut all = transforms.to_vec();
-    for (name, column) in outputs {
-        let kind = &sources[0].columns[*column].kind;
-        let converts = |earlier: &Transform| matches!(earlier.operation, Operation::ConvertBoxes { .. }) && earlier.on.contains(name);
-        if let Some(format) = kind.box_format()
-            && sources.iter().any(|source| source.columns[*column].kind != *kind)
-            && !transforms.iter().any(converts)
-        {
-            all.push(Transform { on: vec![name.clone()], operation: Operation::ConvertBoxes { format: format.to_owned() } });
-        }
-    }
-    all
-}
-
 /// Check that consecutive batches fit in the budget. Each batch is in memory together with the one delivered before it.
 fn fits(recipe: &Recipe, budget: Budget, batches: u64) -> penstock_error::Result<()> {
     let least = recipe.least_bytes();
@@ -201,7 +76,10 @@ fn fits(recipe: &Recipe, budget: Budget, batches: u64) -> penstock_error::Result
         return Ok(());
     }
     let before = if batches > 1 { " and the previous batch holds the same amount" } else { "" };
-    let text = format!("cannot create a loader: a batch needs {least} bytes{before}, but memory_bytes is {}", budget.memory_bytes);
+    let text = format!(
+        "cannot create a loader: a batch needs {least} bytes{before}, but memory_bytes is {}",
+        budget.memory_bytes
+    );
     Err(invalid(text).hint(format!("use a smaller batch, or memory_bytes={}", least.saturating_mul(2))))
 }
 
@@ -216,8 +94,9 @@ impl Loader {
         weights: Vec<Option<PyRef<'_, Weights>>>,
         declared: &str,
     ) -> PyResult<Loader> {
-        let declared: Declared =
-            serde_json::from_str(declared).map_err(|error| invalid(format!("cannot create a loader: {error}"))).or_raise(py)?;
+        let declared: Declared = serde_json::from_str(declared)
+            .map_err(|error| invalid(format!("cannot create a loader: {error}")))
+            .or_raise(py)?;
         let mut sources = Vec::with_capacity(views.len());
         for (((view, name), files), codes) in views.iter().zip(&declared.names).zip(files).zip(&declared.codes) {
             sources.push(view.source(name, files.map(|files| files.0.clone()), codes.clone()));
@@ -289,7 +168,11 @@ impl Loader {
     /// List the name, dtype and shape of each result, and whether it is an image. Free sizes are None.
     fn results(&self) -> Vec<(String, String, Vec<Option<usize>>, bool)> {
         let outputs = self.recipe.pipeline.outputs.iter();
-        outputs.map(|output| (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())).collect()
+        outputs
+            .map(|output| {
+                (output.name.clone(), output.dtype.name().to_owned(), output.shape.clone(), output.is_image())
+            })
+            .collect()
     }
 
     /// Start making the batch of every `stride`-th step in `begin..end`, counted from `base`. If the engine is already at `begin`,
@@ -304,8 +187,9 @@ impl Loader {
         }
         fits(&self.recipe, self.budget, end.saturating_sub(begin).div_ceil(stride.max(1))).or_raise(py)?;
         self.close(py);
-        let engine =
-            py.detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone())).or_raise(py)?;
+        let engine = py
+            .detach(|| Engine::start(self.recipe.clone(), self.budget, begin, end, stride.max(1), self.stats.clone()))
+            .or_raise(py)?;
         *self.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
         Ok(())
     }
@@ -331,7 +215,8 @@ impl Loader {
         &self,
         py: Python<'py>,
         step: u64,
-    ) -> (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<bool>>) {
+    ) -> (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<bool>>)
+    {
         let StepSamples { draws, places, valid, .. } = py.detach(|| self.recipe.samples(step));
         (
             PyArray1::from_iter(py, draws.into_iter().map(|draw| draw as i64)),
@@ -349,10 +234,17 @@ impl Loader {
 
     /// Return the requests and bytes of an epoch by source, if nothing is cached at first, and the fields of `KeptBytes`.
     #[allow(clippy::type_complexity)]
-    fn foreseen_requests(&self, py: Python<'_>, workers: u64) -> PyResult<(Vec<(f64, f64)>, Option<(u64, u64, u64, u64)>)> {
+    fn foreseen_requests(
+        &self,
+        py: Python<'_>,
+        workers: u64,
+    ) -> PyResult<(Vec<(f64, f64)>, Option<(u64, u64, u64, u64)>)> {
         let (recipe, memory_bytes) = (&self.recipe, self.budget.memory_bytes);
-        let foreseen = py.detach(|| penstock_loader::engine::foresee::foreseen_requests(recipe, memory_bytes, workers.max(1)));
-        foreseen.or_raise(py).map(|(noted, kept)| (noted, kept.map(|kept| (kept.all, kept.room, kept.twice, kept.again))))
+        let foreseen =
+            py.detach(|| penstock_loader::engine::foresee::foreseen_requests(recipe, memory_bytes, workers.max(1)));
+        foreseen
+            .or_raise(py)
+            .map(|(noted, kept)| (noted, kept.map(|kept| (kept.all, kept.room, kept.twice, kept.again))))
     }
 
     /// Return the current counters, in nanoseconds and bytes.
@@ -432,7 +324,9 @@ impl Loader {
 
 fn raw_strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {
     let refuse = |index: usize, why: &str| {
-        let error = penstock_format::cursor::malformed(why).column(&spec.name).context(format!("cannot read column `{}`", spec.name));
+        let error = penstock_format::cursor::malformed(why)
+            .column(&spec.name)
+            .context(format!("cannot read column `{}`", spec.name));
         Some(crate::errors::raise(py, error.rows(vec![index as u64])))
     };
     strings(py, &spec.kind, Form::Decoded, (raw.len(), raw.value_bytes()), |index| raw.get(index), &refuse)

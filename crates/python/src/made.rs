@@ -14,7 +14,11 @@ impl Made {
         Made(OnceLock::new())
     }
 
-    pub fn get<'py>(&self, py: Python<'py>, make: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<&Bound<'py, PyAny>> {
+    pub fn get<'py>(
+        &self,
+        py: Python<'py>,
+        make: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<&Bound<'py, PyAny>> {
         if let Some(object) = self.0.get() {
             return Ok(object.bind(py));
         }

@@ -13,13 +13,18 @@ pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
     match name {
         "header" => Ok(Validate::Header),
         "decode" => Ok(Validate::Decode),
-        other => Err(Error::new("invalid-argument", format!("validate=`{other}`, expected `header` or `decode`"))).or_raise(py),
+        other => Err(Error::new("invalid-argument", format!("validate=`{other}`, expected `header` or `decode`")))
+            .or_raise(py),
     }
 }
 
 /// Encode the pixels of an image as PNG. `shape` is (height, width, channels) of uint8.
 #[pyfunction]
-pub fn encode_png<'py>(py: Python<'py>, shape: (usize, usize, usize), pixels: PyReadonlyArray1<'py, u8>) -> PyResult<Bound<'py, PyBytes>> {
+pub fn encode_png<'py>(
+    py: Python<'py>,
+    shape: (usize, usize, usize),
+    pixels: PyReadonlyArray1<'py, u8>,
+) -> PyResult<Bound<'py, PyBytes>> {
     let (height, width, channels) = shape;
     let encoded = penstock_codec::encode_png(height, width, channels, 8, pixels.as_slice()?).or_raise(py)?;
     Ok(PyBytes::new(py, &encoded))
@@ -69,7 +74,8 @@ pub fn check_media(
     let how = validate(py, how)?;
     let unknown = |name: &str| Error::new("invalid-argument", format!("mode=`{name}` is not a mode of images"));
     let parsed = |name: &str| serde_json::from_value(name.into()).map_err(|_| unknown(name));
-    let kind = mode.map_or(Ok(Media::Mask), |name| parsed(name).map(|mode| Media::Image(mode_of(mode)))).or_raise(py)?;
+    let kind =
+        mode.map_or(Ok(Media::Mask), |name| parsed(name).map(|mode| Media::Image(mode_of(mode)))).or_raise(py)?;
     let slices: Vec<Option<&[u8]>> = values.iter().map(|value| value.as_ref().map(|value| value.as_bytes())).collect();
     let bytes = slices.iter().flatten().map(|slice| slice.len()).sum();
     let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], kind, how)).or_raise(py)?;

@@ -58,7 +58,12 @@ pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, Py
     DTYPE.import(py, "penstock.values.dtypes", "numpy_dtype")?.call1((dtype.name(),))
 }
 
-fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
+fn empty<'py>(
+    py: Python<'py>,
+    shape: &[u64],
+    dtype: &Bound<'py, PyAny>,
+    size: usize,
+) -> PyResult<Bound<'py, PyUntypedArray>> {
     let bytes = shape.iter().try_fold(size as u64, |product, size| product.checked_mul(*size)).unwrap_or(u64::MAX);
     let shape = PyTuple::new(py, shape)?;
     if (recycle::LEAST_BYTES..1 << 47).contains(&bytes)
@@ -71,7 +76,8 @@ fn empty<'py>(py: Python<'py>, shape: &[u64], dtype: &Bound<'py, PyAny>, size: u
 }
 
 /// Return the memory of an array that the caller has just created and not yet shared.
-fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
+fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, dtype: Dtype) -> &'a mut [u8] {
+    let bytes = array.len() * dtype.size();
     if bytes == 0 {
         return &mut [];
     }
@@ -89,16 +95,13 @@ pub fn slices<'py>(
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let (dtype, _) = spec.kind.stored().or_raise(py)?;
     let numpy = numpy_dtype(py, dtype)?;
-    let sizes = |slice: &Option<Slice>| slice.iter().flatten().map(|range| range.end - range.start).collect::<Vec<u64>>();
-    let mut arrays = slices.iter().map(|slice| empty(py, &sizes(slice), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
-    let outs: Vec<&mut [u8]> = arrays
-        .iter_mut()
-        .map(|array| {
-            let bytes = array.len() * dtype.size();
-            memory(array, bytes)
-        })
-        .collect();
-    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs)).or_raise(py)?;
+    let sizes =
+        |slice: &Option<Slice>| slice.iter().flatten().map(|range| range.end - range.start).collect::<Vec<u64>>();
+    let mut arrays =
+        slices.iter().map(|slice| empty(py, &sizes(slice), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
+    let outs: Vec<&mut [u8]> = arrays.iter_mut().map(|array| memory(array, dtype)).collect();
+    py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs))
+        .or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
 }
 
@@ -134,7 +137,8 @@ impl Request<'_> {
                     let values = match name.as_str() {
                         "_row_id" => PyArray1::from_vec(py, self.reader.plan.row_ids()).into_any(),
                         "_position" => {
-                            PyArray1::from_iter(py, self.reader.plan.positions.iter().map(|position| *position as i64)).into_any()
+                            PyArray1::from_iter(py, self.reader.plan.positions.iter().map(|position| *position as i64))
+                                .into_any()
                         }
                         name => {
                             let spec = self.reader.snapshot.column(name).or_raise(py)?;
@@ -179,10 +183,13 @@ impl Request<'_> {
         };
         if self.form == Form::Flat {
             if spec.kind.is_utf8() {
-                let is_invalid = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
+                let is_invalid =
+                    |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
                 if let Some(index) = py.detach(|| (0..values.len()).find(is_invalid)) {
                     let text = "it is not UTF-8";
-                    return Err(refuse(index, text).unwrap_or_else(|| raise(py, penstock_format::cursor::malformed(text))));
+                    return Err(
+                        refuse(index, text).unwrap_or_else(|| raise(py, penstock_format::cursor::malformed(text)))
+                    );
                 }
             }
             return self.flat(py, dtype, shape, values);
@@ -196,7 +203,12 @@ impl Request<'_> {
         strings(py, &spec.kind, self.form, (values.len(), values.value_bytes()), |index| values.get(index), &refuse)
     }
 
-    fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
+    fn ragged_array<'py>(
+        &self,
+        py: Python<'py>,
+        parts: Bound<'py, PyAny>,
+        shape: &Shape,
+    ) -> PyResult<Bound<'py, PyAny>> {
         match self.form {
             Form::Flat => Ok(parts),
             _ => imported_ragged(py, parts, shape),
@@ -217,7 +229,7 @@ impl Request<'_> {
         (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
         let total = offsets[shapes.len()] as u64;
         let mut array = empty(py, &[total], &numpy_dtype(py, dtype)?, dtype.size())?;
-        let mut rest = memory(&mut array, total as usize * dtype.size());
+        let mut rest = memory(&mut array, dtype);
         let mut outs = Vec::with_capacity(shapes.len());
         for index in 0..shapes.len() {
             let (out, later) = rest.split_at_mut(count(index) as usize * dtype.size());
@@ -226,12 +238,20 @@ impl Request<'_> {
         }
         let read = || self.reader.slices(spec, &slices, outs);
         let nulls = py.detach(read).or_raise(py)?.map(|nulls| PyArray1::from_vec(py, nulls));
-        let sizes = shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
+        let sizes =
+            shapes.iter().flat_map(|shape| (0..rank).map(|axis| shape.as_ref().map_or(0, |shape| shape[axis] as i64)));
         let sizes = PyArray1::from_iter(py, sizes).reshape([shapes.len(), rank])?;
         Ok(Some((array, PyArray1::from_vec(py, offsets), sizes, nulls).into_pyobject(py)?.into_any()))
     }
 
-    fn fixed<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec, dtype: Dtype, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
+    fn fixed<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        spec: &ColumnSpec,
+        dtype: Dtype,
+        shape: &Shape,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let numpy = self.numpy.0[index].get(py, || numpy_dtype(py, dtype))?;
         let mut sizes = vec![self.reader.plan.len() as u64];
         sizes.extend(shape.0.iter().flatten());
@@ -241,14 +261,20 @@ impl Request<'_> {
             return self.finish(py, array.into_any(), None);
         }
         let mut array = empty(py, &sizes, numpy, dtype.size())?;
-        let out = memory(&mut array, bytes);
+        let out = memory(&mut array, dtype);
         let nulls = py.detach(|| self.reader.fixed(spec, out)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
     }
 
     /// Return contiguous memory that can become the array without a copy. It must contain all values, be aligned for the dtype,
     /// and be large enough to justify the memory that it keeps alive.
-    fn large(&self, py: Python<'_>, dtype: Dtype, bytes: usize, joined: impl FnOnce() -> Option<Frozen> + Send) -> Option<Frozen> {
+    fn large(
+        &self,
+        py: Python<'_>,
+        dtype: Dtype,
+        bytes: usize,
+        joined: impl FnOnce() -> Option<Frozen> + Send,
+    ) -> Option<Frozen> {
         let fits = |joined: &Frozen| {
             let found = joined.as_ref();
             found.len() == bytes && (found.as_ptr() as usize).is_multiple_of(dtype.size())
@@ -274,7 +300,13 @@ impl Request<'_> {
     }
 
     /// Make flat arrays: (data, offsets (n+1) in elements, shapes (n, ndim) | None, nulls | None).
-    fn flat<'py>(&self, py: Python<'py>, dtype: Dtype, shape: &Shape, values: &RaggedValues) -> PyResult<Bound<'py, PyAny>> {
+    fn flat<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: &Shape,
+        values: &RaggedValues,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (size, bytes) = (dtype.size() as u64, values.value_bytes());
         let numpy = numpy_dtype(py, if dtype == Dtype::Bytes { Dtype::Uint8 } else { dtype })?;
         let elements = bytes as u64 / size;
@@ -284,7 +316,7 @@ impl Request<'_> {
             Some(joined) => recycle::filled(py, joined, &PyTuple::new(py, [elements])?, &numpy)?,
             None => empty(py, &[elements], &numpy, dtype.size())?,
         };
-        let mut rest = to_copy.then(|| memory(&mut array, bytes));
+        let mut rest = to_copy.then(|| memory(&mut array, dtype));
         let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
         py.detach(|| {
             let mut at = 0;
@@ -304,9 +336,14 @@ impl Request<'_> {
                 }
             }
         });
-        let shapes =
-            if values.free_count > 0 { Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?) } else { None };
-        let nulls = values.has_nulls().then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
+        let shapes = if values.free_count > 0 {
+            Some(PyArray1::from_vec(py, shapes).reshape([values.len(), shape.0.len()])?)
+        } else {
+            None
+        };
+        let nulls = values
+            .has_nulls()
+            .then(|| PyArray1::from_iter(py, (0..values.len()).map(|index| values.get(index).is_none())));
         Ok((array, PyArray1::from_vec(py, offsets), shapes, nulls).into_pyobject(py)?.into_any())
     }
 
@@ -324,14 +361,17 @@ impl Request<'_> {
             }
         };
         // One stored byte decodes to about ten bytes of pixels.
-        let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
+        let decoded =
+            py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for (index, picture) in decoded.into_iter().enumerate() {
             match picture {
                 Ok(Some(picture)) => list.append(pixels(py, picture, spec.kind.is_mask())?)?,
                 Ok(None) => list.append(py.None())?,
-                Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
+                Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => {
+                    list.append(py.None())?
+                }
                 Err(error) => refused.push((index, error)),
             }
         }
@@ -339,8 +379,10 @@ impl Request<'_> {
             None => Ok(list.into_any()),
             Some((index, error)) => {
                 let ids = self.reader.plan.row_ids();
-                let text =
-                    format!("cannot read sample {} (row id {}) of column `{}`", self.reader.plan.positions[*index], ids[*index], spec.name);
+                let text = format!(
+                    "cannot read sample {} (row id {}) of column `{}`",
+                    self.reader.plan.positions[*index], ids[*index], spec.name
+                );
                 let positions = refused.iter().map(|(index, _)| self.reader.plan.positions[*index]).collect();
                 let row_ids = refused.iter().map(|(index, _)| ids[*index]).collect();
                 Err(raise(py, error.clone().context(text).column(&spec.name).rows(positions).row_ids(row_ids)))
@@ -401,5 +443,6 @@ pub fn batch_array<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, Py
     let Array { memory, dtype, shape, .. } = array;
     let (begin, bytes) = (memory.begin(), memory.bytes());
     // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
-    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
+    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?
+        .into_any())
 }

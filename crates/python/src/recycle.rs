@@ -23,7 +23,8 @@ pub fn array<'py>(
     shape: &Bound<'py, PyTuple>,
     dtype: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyUntypedArray>>> {
-    let Some(memory) = usize::try_from(bytes).ok().and_then(|bytes| Recycled::new(bytes, Config::memory_bytes()).ok()) else {
+    let Some(memory) = usize::try_from(bytes).ok().and_then(|bytes| Recycled::new(bytes, Config::memory_bytes()).ok())
+    else {
         return Ok(None);
     };
     // SAFETY: recycled memory has that many bytes, and no other reference to it exists.
@@ -90,8 +91,12 @@ pub fn byte_strings<'py, 'a>(
             continue;
         };
         // SAFETY: with a null source, the call allocates a bytes object of that length, uninitialised; it returns null on error.
-        let object =
-            unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
+        let object = unsafe {
+            Bound::from_owned_ptr_or_err(
+                py,
+                pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize),
+            )?
+        };
         // SAFETY: the object is a bytes object with no other references.
         let data = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
         targets.push((index, data as usize));

@@ -47,7 +47,11 @@ impl Rights {
 
     /// Fail with 403 unless an object may be used.
     pub fn check(&self, bucket: &str, key: &str) -> S3Result<()> {
-        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}/{key}`")) }
+        if self.allow(bucket, key) {
+            Ok(())
+        } else {
+            Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}/{key}`"))
+        }
     }
 
     fn check_operation(&self, operation: &str, path: &S3Path, uri: &Uri) -> S3Result<()> {
@@ -61,7 +65,9 @@ impl Rights {
                 Access::Write => self.check(bucket, ""),
                 Access::List => self.check(bucket, &parameter(uri, "prefix").unwrap_or_default()),
                 Access::Read | Access::WriteEach if self.know(bucket) => Ok(()),
-                Access::Read | Access::WriteEach => Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`")),
+                Access::Read | Access::WriteEach => {
+                    Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`"))
+                }
             },
         }
     }
@@ -116,7 +122,12 @@ impl Keys {
     pub fn open(path: &Path, only: Option<&str>) -> Result<Keys> {
         let known = read(path, only, &ByKey::new())?;
         let have_rates = Arc::new(AtomicBool::new(has_rates(&known)));
-        Ok(Keys { path: path.into(), only: only.map(str::to_owned), known: Arc::new(RwLock::new(Arc::new(known))), have_rates })
+        Ok(Keys {
+            path: path.into(),
+            only: only.map(str::to_owned),
+            known: Arc::new(RwLock::new(Arc::new(known))),
+            have_rates,
+        })
     }
 
     /// Read the file again. If it is not valid, the keys stay as they are.
@@ -171,7 +182,9 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
             return Err(bad(format!("key `{}` needs a name and a secret of at least 8 characters", entry.access_key)));
         }
         for prefix in entry.prefixes.iter().flatten() {
-            let bucket = only.map(|only| format!("{only}/")).filter(|bucket| !prefix.starts_with(bucket) && !bucket.starts_with(prefix));
+            let bucket = only
+                .map(|only| format!("{only}/"))
+                .filter(|bucket| !prefix.starts_with(bucket) && !bucket.starts_with(prefix));
             if let Some(bucket) = bucket {
                 let key = &entry.access_key;
                 return Err(bad(format!(
@@ -181,18 +194,19 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
         }
         let number = |name: &str, value: Option<serde_json::Value>| match value {
             None => Ok(None),
-            Some(value) => value
-                .as_u64()
-                .filter(|number| *number > 0)
-                .map(Some)
-                .ok_or_else(|| bad(format!("`{name}` of key `{}` is {value}, expected a whole number of 1 or more", entry.access_key))),
+            Some(value) => value.as_u64().filter(|number| *number > 0).map(Some).ok_or_else(|| {
+                bad(format!("`{name}` of key `{}` is {value}, expected a whole number of 1 or more", entry.access_key))
+            }),
         };
         let requests = number("requests_per_second", entry.requests_per_second)?;
         let rates = Rates::new(requests, number("bytes_per_second", entry.bytes_per_second)?).map(Arc::new);
         let kept = before.get(&entry.access_key).and_then(|known| known.rates.clone());
         let rates = rates.map(|rates| kept.filter(|kept| kept.is_same(&rates)).unwrap_or(rates));
         let rights = Arc::new(Rights { read_only: entry.read_only, prefixes: entry.prefixes });
-        if known.insert(entry.access_key.clone(), Known { secret: SecretKey::from(entry.secret_key), rights, rates }).is_some() {
+        if known
+            .insert(entry.access_key.clone(), Known { secret: SecretKey::from(entry.secret_key), rights, rates })
+            .is_some()
+        {
             return Err(bad(format!("key `{}` appears twice", entry.access_key)));
         }
     }
@@ -205,7 +219,9 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))
+        self.get(access_key)
+            .map(|known| known.secret)
+            .ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))
     }
 }
 
@@ -250,12 +266,18 @@ mod tests {
     fn prefixes_limit_objects_listings_and_buckets() {
         let rights = of(&["pets/cats/"]);
         assert!(rights.allow("pets", "cats/1") && !rights.allow("pets", "dogs/1") && !rights.allow("pets", "cats"));
-        assert!(!rights.allow("pets", "cats/../dogs/1") && !rights.allow("pets", "cats/./1") && rights.allow("pets", "cats/..1"));
+        assert!(
+            !rights.allow("pets", "cats/../dogs/1")
+                && !rights.allow("pets", "cats/./1")
+                && rights.allow("pets", "cats/..1")
+        );
         assert!(rights.know("pets") && !rights.know("pet"));
         let bucket = || S3Path::bucket("pets");
         assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?list-type=2&prefix=cats%2F")).is_ok());
         assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?prefix=cats%2F&prefix=dogs")).is_err());
-        assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?prefix=cats%2F&prefi%78=dogs")).is_err());
+        assert!(
+            rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?prefix=cats%2F&prefi%78=dogs")).is_err()
+        );
         assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets")).is_err());
         assert!(rights.check_operation("DeleteBucket", &bucket(), &uri("/pets")).is_err());
         assert!(rights.check_operation("HeadBucket", &bucket(), &uri("/pets")).is_ok());
@@ -277,8 +299,11 @@ mod tests {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("keys.json");
         let write = |rate: u64, secret: &str| {
-            let text = format!(r#"{{"keys": [{{"access_key": "a", "secret_key": "{secret}", "requests_per_second": {rate}}}]}}"#);
-            std::fs::write(&path, text).and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)))
+            let text = format!(
+                r#"{{"keys": [{{"access_key": "a", "secret_key": "{secret}", "requests_per_second": {rate}}}]}}"#
+            );
+            std::fs::write(&path, text)
+                .and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)))
         };
         write(1, "a-long-secret")?;
         let keys = Keys::open(&path, None)?;

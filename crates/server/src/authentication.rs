@@ -59,8 +59,11 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
     let header = headers.next();
     let has = |name: &str| parameters(request.uri()).any(|(own, _)| own == name);
     let in_address = [has("X-Amz-Signature"), has("Signature")];
-    if headers.next().is_some() || usize::from(header.is_some()) + in_address.iter().filter(|is_there| **is_there).count() > 1 {
-        let text = "The request has several signatures. Sign it once, either in the URL or in the Authorization header.";
+    if headers.next().is_some()
+        || usize::from(header.is_some()) + in_address.iter().filter(|is_there| **is_there).count() > 1
+    {
+        let text =
+            "The request has several signatures. Sign it once, either in the URL or in the Authorization header.";
         return Err(("InvalidArgument", text.into()));
     }
     let covered = |list: &str| list.split(';').map(str::to_ascii_lowercase).collect();
@@ -108,15 +111,18 @@ pub fn check<B>(form: &Form, request: &Request<B>, taken: Taken, now: OffsetDate
         Form::Version2 { is_in_address: false } => check_date(request, now),
         Form::Version4 { covered, .. } => {
             let lacks = |name: &str| !covered.iter().any(|own| own == name);
-            let is_open =
-                |name: &&HeaderName| name.as_str().starts_with("x-amz-") && !FREE.contains(&name.as_str()) && lacks(name.as_str());
+            let is_open = |name: &&HeaderName| {
+                name.as_str().starts_with("x-amz-") && !FREE.contains(&name.as_str()) && lacks(name.as_str())
+            };
             if lacks("host") {
                 return Err(("AccessDenied", "The signature does not cover the header host.".into()));
             }
             match request.headers().keys().find(is_open) {
                 None => Ok(()),
                 Some(name) => {
-                    let text = format!("The signature does not cover the header {name}. Sign all headers that begin with x-amz-.");
+                    let text = format!(
+                        "The signature does not cover the header {name}. Sign all headers that begin with x-amz-."
+                    );
                     Err(("AccessDenied", text))
                 }
             }
@@ -138,7 +144,10 @@ fn check_date<B>(request: &Request<B>, now: OffsetDateTime) -> Result<(), Refusa
         return Err(("AccessDenied", "A version 2 signature requires exactly one Date or x-amz-date header.".into()));
     };
     if (now - date).abs() > MOST_SKEW {
-        return Err(("RequestTimeTooSkewed", "The date of the request differs too much from the server's time.".into()));
+        return Err((
+            "RequestTimeTooSkewed",
+            "The date of the request differs too much from the server's time.".into(),
+        ));
     }
     Ok(())
 }
@@ -180,7 +189,8 @@ mod tests {
     use super::*;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-11-29 12:00 UTC);
-    const V4: &str = "AWS4-HMAC-SHA256 Credential=a/20261129/us/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature=0";
+    const V4: &str =
+        "AWS4-HMAC-SHA256 Credential=a/20261129/us/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature=0";
     const V2: &str = "AWS key:signature";
     const URL4: &str = "X-Amz-SignedHeaders=host&X-Amz-Signature=0";
     const URL2: &str = "AWSAccessKeyId=key&Signature=0&Expires=9";
@@ -192,7 +202,9 @@ mod tests {
 
     fn with(mut request: Request<()>, name: &str, values: &[&str]) -> Request<()> {
         for value in values {
-            request.headers_mut().append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap());
+            request
+                .headers_mut()
+                .append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap());
         }
         request
     }
@@ -213,7 +225,9 @@ mod tests {
                 match signatures {
                     0 => assert_eq!(found, Ok(Form::Unsigned)),
                     1 if header.is_empty() => assert!(found.is_ok_and(|form| form != Form::Unsigned), "{query}"),
-                    1 if [V4, V2].contains(&header[0]) => assert!(found.is_ok_and(|form| form != Form::Unsigned), "{header:?}"),
+                    1 if [V4, V2].contains(&header[0]) => {
+                        assert!(found.is_ok_and(|form| form != Form::Unsigned), "{header:?}")
+                    }
                     1 => assert!(found.is_err(), "{header:?} cannot be read"),
                     _ => assert_eq!(found.map_err(|(code, _)| code), Err("InvalidArgument"), "{header:?} {query}"),
                 }
@@ -222,7 +236,11 @@ mod tests {
         assert!(form_of(&request(&[V4, V4], "")).is_err());
         assert!(form_of(&request(&[], &format!("{URL4}&{URL2}"))).is_err());
         assert!(form_of(&request(&[], &format!("{URL4}&X-Amz-SignedHeaders=x-amz-copy-source"))).is_err());
-        for wrong in ["AWS4-HMAC-SHA256", "AWS4-HMAC-SHA256 Credential=a, SignedHeaders=host, SignedHeaders=x-amz-acl, Signature=0", ""] {
+        for wrong in [
+            "AWS4-HMAC-SHA256",
+            "AWS4-HMAC-SHA256 Credential=a, SignedHeaders=host, SignedHeaders=x-amz-acl, Signature=0",
+            "",
+        ] {
             assert!(form_of(&request(&[wrong], "")).is_err(), "{wrong}");
         }
     }
@@ -231,9 +249,10 @@ mod tests {
     fn signatures_cover_the_host_and_all_headers_of_s3() {
         let header = |list: &str| request(&[&V4.replace("host;x-amz-date", list)], "");
         let url = |list: &str| request(&[], &URL4.replace("host", list));
-        for (bare, all) in
-            [(header("x-amz-date"), header("host;x-amz-date;x-amz-copy-source")), (url("x-amz-date"), url("HOST%3Bx-amz-copy-source"))]
-        {
+        for (bare, all) in [
+            (header("x-amz-date"), header("host;x-amz-date;x-amz-copy-source")),
+            (url("x-amz-date"), url("HOST%3Bx-amz-copy-source")),
+        ] {
             assert_eq!(refused(&bare, true), Some("AccessDenied"));
             assert_eq!(refused(&with(all, "x-amz-copy-source", &["b/k"]), true), None);
         }
@@ -263,7 +282,8 @@ mod tests {
         }
         assert_eq!(refused(&request(&[], URL2), true), None);
         assert_eq!(refused(&request(&[], URL2), false), Some("InvalidRequest"));
-        for date in ["Sun, 29 Nov 2026 12:16:00 GMT", "Sun, 29 Nov 2026 11:44:00 GMT", "Thu, 01 Jan 1970 00:00:00 GMT"] {
+        for date in ["Sun, 29 Nov 2026 12:16:00 GMT", "Sun, 29 Nov 2026 11:44:00 GMT", "Thu, 01 Jan 1970 00:00:00 GMT"]
+        {
             assert_eq!(of("date", date), Some("RequestTimeTooSkewed"), "{date}");
         }
         for date in ["", "now", "2026-11-29"] {
@@ -273,9 +293,15 @@ mod tests {
         // `x-amz-date` counts, as in the signature, and one date only.
         let now = "Sun, 29 Nov 2026 12:00:00 GMT";
         let old = "Sun, 29 Nov 2025 12:00:00 GMT";
-        assert_eq!(refused(&with(with(signed(), "date", &[now]), "x-amz-date", &[old]), true), Some("RequestTimeTooSkewed"));
+        assert_eq!(
+            refused(&with(with(signed(), "date", &[now]), "x-amz-date", &[old]), true),
+            Some("RequestTimeTooSkewed")
+        );
         assert_eq!(refused(&with(signed(), "date", &[now, old]), true), Some("AccessDenied"));
-        assert_eq!(refused(&with(with(signed(), "date", &[now]), "x-amz-date", &[now, old]), true), Some("AccessDenied"));
+        assert_eq!(
+            refused(&with(with(signed(), "date", &[now]), "x-amz-date", &[now, old]), true),
+            Some("AccessDenied")
+        );
     }
 
     #[test]

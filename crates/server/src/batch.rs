@@ -67,9 +67,10 @@ impl S3Route for Batch {
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
         let rights = match &self.keys {
             None => Arc::new(Rights::ALL),
-            Some(keys) => {
-                keys.admit(request.credentials.as_ref().map(|credentials| credentials.access_key.as_str()), &request.extensions)?
-            }
+            Some(keys) => keys.admit(
+                request.credentials.as_ref().map(|credentials| credentials.access_key.as_str()),
+                &request.extensions,
+            )?,
         };
         request.extensions.insert(rights);
         Ok(())
@@ -85,12 +86,18 @@ impl S3Route for Batch {
         }
         let list = request.input.store_all_limited(LIST_BYTES).await;
         let list = list.map_err(|error| s3_error!(InvalidRequest, "the list could not be read: {error}"))?;
-        let list: List = serde_json::from_slice(&list).map_err(|error| s3_error!(InvalidRequest, "the list is not valid: {error}"))?;
+        let list: List = serde_json::from_slice(&list)
+            .map_err(|error| s3_error!(InvalidRequest, "the list is not valid: {error}"))?;
         // Nothing is sent before it is known that all of it may be.
         for wanted in &list.ranges {
             rights.check(&bucket, &wanted.key)?;
             if wanted.begin >= wanted.end {
-                return Err(s3_error!(InvalidRequest, "the range of `{}` ends at {}, before it begins", wanted.key, wanted.end));
+                return Err(s3_error!(
+                    InvalidRequest,
+                    "the range of `{}` ends at {}, before it begins",
+                    wanted.key,
+                    wanted.end
+                ));
             }
         }
         let tier = self.tier.clone();
@@ -126,7 +133,8 @@ async fn open(tier: &Tier, bucket: String, wanted: Wanted) -> Opened {
     let bytes = wanted.end - wanted.begin;
     let (error, object_bytes) = match ops::get::get(tier, new_request(input)).await {
         Ok(response) => {
-            let total = response.output.content_range.as_deref().and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+            let total =
+                response.output.content_range.as_deref().and_then(|range| range.rsplit_once('/')?.1.parse().ok());
             match (response.output.content_length, response.output.body) {
                 (Some(length), Some(body)) if u64::try_from(length).ok() == Some(bytes) => {
                     return Opened { status: 200, object_bytes: total.unwrap_or(bytes), bytes, body };
@@ -142,7 +150,9 @@ async fn open(tier: &Tier, bucket: String, wanted: Wanted) -> Opened {
 }
 
 /// Put answers after each other. Short ones are copied together, and long ones are sent as they are.
-fn frames(answers: impl Stream<Item = Opened> + Send + 'static) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
+fn frames(
+    answers: impl Stream<Item = Opened> + Send + 'static,
+) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
     struct State<S> {
         answers: std::pin::Pin<Box<S>>,
         body: Option<(s3s::dto::StreamingBlob, u64)>,

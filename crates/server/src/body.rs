@@ -17,7 +17,10 @@ struct Sized {
 }
 
 /// Return a stream as a body of this length.
-pub fn with_length(parts: impl Stream<Item = Result<Bytes, StdError>> + Send + Sync + 'static, bytes: usize) -> StreamingBlob {
+pub fn with_length(
+    parts: impl Stream<Item = Result<Bytes, StdError>> + Send + Sync + 'static,
+    bytes: usize,
+) -> StreamingBlob {
     StreamingBlob::new(Sized { parts: Box::pin(parts), left: bytes })
 }
 

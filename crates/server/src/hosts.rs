@@ -29,7 +29,10 @@ impl Domains {
     pub fn new(domains: &[String]) -> Result<Domains> {
         let is_wrong = |domain: &&String| domain.is_empty() || domain.starts_with('.') || domain.contains(['/', ':']);
         match domains.iter().find(is_wrong) {
-            Some(wrong) => Err(Error::new("invalid-argument", format!("`{wrong}` is not a domain")).hint("write it as s3.example.com")),
+            Some(wrong) => {
+                Err(Error::new("invalid-argument", format!("`{wrong}` is not a domain"))
+                    .hint("write it as s3.example.com"))
+            }
             None => Ok(Domains(domains.iter().map(|domain| domain.to_ascii_lowercase()).collect())),
         }
     }

@@ -52,7 +52,10 @@ macro_rules! shared {
 impl Meta {
     /// Take the state from a HEAD response. Returns None without a strong ETag or a length, because such an object cannot be cached.
     pub fn of_head(head: HeadObjectOutput) -> Option<Meta> {
-        let etag = head.e_tag.clone().filter(|etag| matches!(etag, ETag::Strong(text) if !text.is_empty() && !text.contains('\n')))?;
+        let etag = head
+            .e_tag
+            .clone()
+            .filter(|etag| matches!(etag, ETag::Strong(text) if !text.is_empty() && !text.contains('\n')))?;
         let bytes = u64::try_from(head.content_length?).ok()?;
         Some(Meta {
             head,
@@ -73,7 +76,8 @@ impl Meta {
             Some(range) => range.rsplit_once('/')?.1.parse().ok()?,
             None => u64::try_from(output.content_length?).ok()?,
         };
-        let head = HeadObjectOutput { content_length: i64::try_from(bytes).ok(), ..shared!(output => HeadObjectOutput) };
+        let head =
+            HeadObjectOutput { content_length: i64::try_from(bytes).ok(), ..shared!(output => HeadObjectOutput) };
         // A response to a range may leave checksums out.
         Meta::of_head(head).map(|meta| Meta { knows_sums: false, ..meta })
     }
@@ -174,7 +178,11 @@ pub struct Version {
 impl Version {
     pub fn new(object: &Object, meta: &Meta) -> Version {
         let modified = meta.head.last_modified.as_ref().map_or(0, seconds);
-        Version { object: object.clone(), etag: meta.etag.value().to_owned(), stamp: format!("{}-{modified}", meta.bytes) }
+        Version {
+            object: object.clone(),
+            etag: meta.etag.value().to_owned(),
+            stamp: format!("{}-{modified}", meta.bytes),
+        }
     }
 
     pub fn etag(&self) -> ETag {

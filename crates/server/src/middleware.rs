@@ -77,12 +77,27 @@ pub struct Gate {
 }
 
 impl Middleware {
-    pub fn new(service: S3Service, metrics: Arc<Metrics>, log: Option<AccessLog>, limits: Limits, gate: Gate) -> Middleware {
+    pub fn new(
+        service: S3Service,
+        metrics: Arc<Metrics>,
+        log: Option<AccessLog>,
+        limits: Limits,
+        gate: Gate,
+    ) -> Middleware {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
         let room = Arc::new(Semaphore::new(limits.requests));
-        Middleware { service, metrics, log, limits, room, gate, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
+        Middleware {
+            service,
+            metrics,
+            log,
+            limits,
+            room,
+            gate,
+            process: u64::from_le_bytes(process),
+            requests: AtomicU64::new(0),
+        }
     }
 
     /// Open the access log again.
@@ -91,7 +106,11 @@ impl Middleware {
     }
 
     /// Answer a request.
-    pub async fn answer(self: Arc<Middleware>, peer: SocketAddr, mut request: Request<Incoming>) -> Result<Response<Answer>, HttpError> {
+    pub async fn answer(
+        self: Arc<Middleware>,
+        peer: SocketAddr,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Answer>, HttpError> {
         let began = Instant::now();
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
         let operation = self.operation(&request);
@@ -142,14 +161,29 @@ impl Middleware {
             line.first_ms = began.elapsed().as_secs_f64() * 1e3;
         }
         let pace = slot.as_ref().and_then(Slot::of_response);
-        Ok(response.map(|body| Answer { body, middleware: self, pace, line, began, sent_bytes: 0, is_whole: false, _held: room }))
+        Ok(response.map(|body| Answer {
+            body,
+            middleware: self,
+            pace,
+            line,
+            began,
+            sent_bytes: 0,
+            is_whole: false,
+            _held: room,
+        }))
     }
 }
 
 impl Middleware {
     /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
-    async fn called(&self, mut request: Request<Incoming>, form: &Form, received: &Received) -> Result<s3s::HttpResponse, HttpError> {
-        let (is_read, is_head) = (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::HEAD);
+    async fn called(
+        &self,
+        mut request: Request<Incoming>,
+        form: &Form,
+        received: &Received,
+    ) -> Result<s3s::HttpResponse, HttpError> {
+        let (is_read, is_head) =
+            (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::HEAD);
         let taken = if *request.method() == Method::POST {
             let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
             match self.limits.memory.take(bytes).await {
@@ -182,7 +216,8 @@ impl Middleware {
                 s3s::Body::http_body_unsync(StreamBody::new(parts.map(|part| part.map(Frame::data))))
             }
         };
-        let asks_attributes = is_read && authentication::parameters(request.uri()).any(|(name, _)| name == "attributes");
+        let asks_attributes =
+            is_read && authentication::parameters(request.uri()).any(|(name, _)| name == "attributes");
         let has_body = !request.body().is_end_stream();
         // It is large, and must not be moved.
         let call = pin!(self.service.call(request.map(body)));
@@ -193,7 +228,10 @@ impl Middleware {
         drop(taken);
         response.map(|mut response| {
             // The library of the protocol knows no ranges of HEAD.
-            if is_head && response.status() == StatusCode::OK && response.headers().contains_key(hyper::header::CONTENT_RANGE) {
+            if is_head
+                && response.status() == StatusCode::OK
+                && response.headers().contains_key(hyper::header::CONTENT_RANGE)
+            {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
             let response = if asks_attributes { attributes(response) } else { response };
@@ -223,7 +261,11 @@ impl Middleware {
     fn check(&self, request: &Request<Incoming>, form: &Form) -> Result<(), Refused> {
         let header = |name| text(request, name);
         if header(CONTENT_TYPE).trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
-            return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server does not accept form uploads. Use PUT.".into()));
+            return Err((
+                StatusCode::NOT_IMPLEMENTED,
+                "NotImplemented",
+                "This server does not accept form uploads. Use PUT.".into(),
+            ));
         }
         if request.uri().path_and_query().is_some_and(|text| text.as_str().contains("%00")) {
             return Err((
@@ -232,14 +274,19 @@ impl Middleware {
                 "Names cannot contain the character U+0000, which lists cannot represent.".into(),
             ));
         }
-        if let Some(name) = unknown_operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
+        if let Some(name) =
+            unknown_operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty())
+        {
             let text = format!("This server does not support the operation `{name}`.");
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", text));
         }
-        let is_in_chunks = header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
+        let is_in_chunks =
+            header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
         if self.gate.taken != Taken::Unverified {
-            let is_list =
-                || crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
+            let is_list = || {
+                crate::batch::is_batch(request.uri())
+                    || authentication::parameters(request.uri()).any(|(name, _)| name == "delete")
+            };
             let is_version_2 = matches!(form, Form::Version2 { .. });
             if is_version_2 && is_in_chunks {
                 let text = "A chunked body requires a version 4 signature.";
@@ -267,7 +314,11 @@ impl Middleware {
     /// Return the key that a request names, as it was sent, or an empty text.
     fn key_of<'r>(&self, request: &'r Request<Incoming>) -> &'r str {
         let path = request.uri().path().trim_start_matches('/');
-        if self.gate.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) }
+        if self.gate.domains.bucket_of(host(request)).is_some() {
+            path
+        } else {
+            path.split_once('/').map_or("", |(_, key)| key)
+        }
     }
 
     /// Return the name under which a request is counted.

@@ -66,5 +66,8 @@ each_operation!(accesses);
 
 /// Return what an operation such as `GetObject` does. One that is not known counts as a write.
 pub fn access_of(operation: &str) -> Access {
-    ACCESSES.iter().find(|(input, _)| input.strip_suffix("Input") == Some(operation)).map_or(Access::Write, |(_, access)| *access)
+    ACCESSES
+        .iter()
+        .find(|(input, _)| input.strip_suffix("Input") == Some(operation))
+        .map_or(Access::Write, |(_, access)| *access)
 }

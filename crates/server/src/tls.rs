@@ -73,13 +73,16 @@ fn reminder(expires: Duration, now: Duration) -> Option<String> {
 
 /// Return when the first of some certificates expires, since 1970.
 fn expires(chain: &[CertificateDer<'_>]) -> Option<Duration> {
-    let each = chain.iter().map(|der| Some(Certificate::from_der(der).ok()?.tbs_certificate().validity().not_after.to_unix_duration()));
+    let each = chain
+        .iter()
+        .map(|der| Some(Certificate::from_der(der).ok()?.tbs_certificate().validity().not_after.to_unix_duration()));
     each.min().flatten()
 }
 
 fn read(chain: &Path, key: &Path) -> Result<Current> {
     let bad = |path: &Path, why: String| {
-        Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display())).hint("specify files in PEM format")
+        Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display()))
+            .hint("specify files in PEM format")
     };
     let text = penstock_storage::private::read_text(chain).map_err(|error| bad(chain, error.to_string()))?;
     let certificates = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();

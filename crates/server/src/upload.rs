@@ -73,7 +73,8 @@ impl Expected {
             return Err(s3_error!(EntityTooLarge, "one request can upload at most 5 GiB; use a multipart upload"));
         }
         let named = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
-        let named = named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().strip_prefix(TRAILER_PREFIX));
+        let named =
+            named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().strip_prefix(TRAILER_PREFIX));
         Ok(Expected { bytes, md5, given, trailers: named.map(str::to_owned).collect(), trailing })
     }
 
@@ -87,7 +88,9 @@ impl Expected {
         for name in &self.trailers {
             let header = format!("{TRAILER_PREFIX}{name}");
             let read = |trailing: &TrailingHeaders| {
-                trailing.read(|headers| headers.get(&header).and_then(|value| value.to_str().ok().map(str::to_owned))).flatten()
+                trailing
+                    .read(|headers| headers.get(&header).and_then(|value| value.to_str().ok().map(str::to_owned)))
+                    .flatten()
             };
             let value = self.trailing.as_ref().and_then(read);
             let value = value.ok_or_else(|| s3_error!(InvalidRequest, "the trailer `{header}` is missing"))?;
@@ -161,7 +164,8 @@ impl Hashers {
 
 /// Return the encoding of an object without that of the request.
 pub fn encoding(text: &str) -> Option<String> {
-    let kept: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
+    let kept: Vec<&str> =
+        text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
     (!kept.is_empty()).then(|| kept.join(", "))
 }
 

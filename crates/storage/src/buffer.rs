@@ -135,7 +135,8 @@ impl Recycled {
             let mut idle = IDLE.get().lock().unwrap_or_else(PoisonError::into_inner);
             let fits = |(_, buffer): &(usize, &Buffer)| (least..=least.saturating_mul(2)).contains(&buffer.bytes());
             // The newest of several is the most likely one to be in the processor's caches.
-            let best = idle.iter().enumerate().rev().filter(fits).min_by_key(|(_, buffer)| buffer.bytes()).map(|(at, _)| at);
+            let best =
+                idle.iter().enumerate().rev().filter(fits).min_by_key(|(_, buffer)| buffer.bytes()).map(|(at, _)| at);
             best.and_then(|at| idle.remove(at))
         };
         let buffer = idle.map_or_else(|| Buffer::zeroed(least), Ok)?;
@@ -170,7 +171,9 @@ impl Recycled {
 
 impl Drop for Recycled {
     fn drop(&mut self) {
-        let Some(buffer) = self.buffer.take().filter(|buffer| buffer.bytes() as u64 <= self.budget_bytes) else { return };
+        let Some(buffer) = self.buffer.take().filter(|buffer| buffer.bytes() as u64 <= self.budget_bytes) else {
+            return;
+        };
         let mut idle = IDLE.get().lock().unwrap_or_else(PoisonError::into_inner);
         idle.push_back(buffer);
         let mut bytes: u64 = idle.iter().map(|buffer| buffer.bytes() as u64).sum();
@@ -203,7 +206,13 @@ impl Slot {
     pub fn push(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.room - self.filled, "a slot must have room for the bytes");
         // SAFETY: the destination is inside the memory, has enough room as asserted, and belongs only to this slot.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.memory().add(self.begin + self.filled), bytes.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.memory.memory().add(self.begin + self.filled),
+                bytes.len(),
+            )
+        }
         self.filled += bytes.len();
     }
 
@@ -236,7 +245,8 @@ impl Frozen {
         let base = memory.memory() as usize;
         let mut whole: Option<(usize, usize)> = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
-            let begin = (part.as_ptr() as usize).checked_sub(base).filter(|begin| begin + part.len() <= memory.bytes())?;
+            let begin =
+                (part.as_ptr() as usize).checked_sub(base).filter(|begin| begin + part.len() <= memory.bytes())?;
             whole = match whole {
                 None => Some((begin, begin + part.len())),
                 Some((first, end)) if begin == end => Some((first, end + part.len())),

@@ -37,6 +37,11 @@ pub fn create_certainly(store: &dyn Store, name: &str, body: &[u8]) -> Result<Cr
         }
         std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.
     }
-    let text = format!("cannot determine whether `{}/{name}` was created: no definite reply in {:.1?}{why}", store.uri(), began.elapsed());
-    Err(Error::new("commit-state-unknown", text).hint("check whether the object exists when the storage responds again"))
+    let text = format!(
+        "cannot determine whether `{}/{name}` was created: no definite reply in {:.1?}{why}",
+        store.uri(),
+        began.elapsed()
+    );
+    Err(Error::new("commit-state-unknown", text)
+        .hint("check whether the object exists when the storage responds again"))
 }

@@ -53,7 +53,10 @@ fn reads_what_was_put(store: &dyn Store, reads: &dyn Read) -> Result<()> {
     ensure(reads.map("d/one", body.len() as u64)?[..] == body[..], "map returns the body that was put")?;
     fails_with(reads.map("d/one", body.len() as u64 + 1), "object-truncated", "map rejects a wrong length")?;
     store.put("d/empty", b"")?;
-    ensure(reads.read("d/empty")?.is_empty() && reads.map("d/empty", 0)?.is_empty(), "an empty object can be read and mapped")?;
+    ensure(
+        reads.read("d/empty")?.is_empty() && reads.map("d/empty", 0)?.is_empty(),
+        "an empty object can be read and mapped",
+    )?;
     fails_with(reads.read("d/none"), "object-not-found", "read reports a missing object")?;
     fails_with(reads.map("d/none", 1), "object-not-found", "map reports a missing object")?;
     ensure(store.exists("d/one")? && !store.exists("d/none")?, "exists finds only existing objects")?;
@@ -70,10 +73,17 @@ fn creates_once(store: &dyn Store) -> Result<()> {
     ensure(store.create("log/0/1", b"yours")? == Created::Exists, "create refuses a name that is taken")?;
     ensure(store.read("log/0/1")?[..] == b"mine"[..], "a refused create keeps the first body")?;
     let wins: Result<Vec<Created>> = std::thread::scope(|scope| {
-        let racers: Vec<_> = (0..8u8).map(|racer| scope.spawn(move || store.create("log/0/2", &[racer; 100]))).collect();
-        racers.into_iter().map(|racer| racer.join().unwrap_or_else(|_| Err(Error::new("internal", "a racer panicked")))).collect()
+        let racers: Vec<_> =
+            (0..8u8).map(|racer| scope.spawn(move || store.create("log/0/2", &[racer; 100]))).collect();
+        racers
+            .into_iter()
+            .map(|racer| racer.join().unwrap_or_else(|_| Err(Error::new("internal", "a racer panicked"))))
+            .collect()
     });
-    ensure(wins?.iter().filter(|answer| **answer == Created::Created).count() == 1, "exactly one of eight concurrent creates succeeds")
+    ensure(
+        wins?.iter().filter(|answer| **answer == Created::Created).count() == 1,
+        "exactly one of eight concurrent creates succeeds",
+    )
 }
 
 fn lists_one_folder(store: &dyn Store) -> Result<()> {
@@ -82,7 +92,10 @@ fn lists_one_folder(store: &dyn Store) -> Result<()> {
     ensure(known.clone().all(|age| age.as_secs() < 3600), "listed times match the write times")?;
     let mut names: Vec<_> = listed.iter().map(|entry| (entry.name.clone(), entry.bytes)).collect();
     names.sort();
-    ensure(names == [("1".to_owned(), 4), ("2".to_owned(), 100)], "list returns names and sizes, but no temporary files")?;
+    ensure(
+        names == [("1".to_owned(), 4), ("2".to_owned(), 100)],
+        "list returns names and sizes, but no temporary files",
+    )?;
     ensure(store.list("nowhere")?.is_empty(), "a missing folder is empty")
 }
 

@@ -29,8 +29,8 @@ macro_rules! counters {
 
 counters!(
     // Operations that the dataset requested from the store.
-    reads, read_bytes, ranges, range_bytes, direct_bytes, maps, mapped_bytes, lookups, lists, puts, put_bytes, creates, syncs, deletes,
-    // Network traffic caused by these operations.
+    reads, read_bytes, ranges, range_bytes, direct_bytes, maps, mapped_bytes, lookups, lists, puts, put_bytes, creates,
+    syncs, deletes, // Network traffic caused by these operations.
     requests, received_bytes, retries, hedges,
     // Reads through a cache: those that it answered, and those that also needed bytes of the store.
     cache_hits, cache_hit_bytes, cache_misses, cache_cold_bytes, cache_corrupt_pages

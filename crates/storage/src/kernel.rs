@@ -68,7 +68,8 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (text(from)?, text(to)?);
     // SAFETY: both paths are C strings that outlive the call.
     #[cfg(target_os = "linux")]
-    let code = unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::RENAME_NOREPLACE) };
+    let code =
+        unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::RENAME_NOREPLACE) };
     // SAFETY: both paths are C strings that outlive the call.
     #[cfg(target_vendor = "apple")]
     let code = unsafe { libc::renamex_np(from.as_ptr(), to.as_ptr(), libc::RENAME_EXCL) };

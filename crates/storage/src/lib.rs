@@ -49,8 +49,11 @@ pub fn open(uri: &str, options: &Options) -> Result<Arc<dyn Store>> {
         Some(("s3" | "gs" | "az" | "http" | "https", _)) => Ok(Arc::new(Remote::open(uri, options)?)),
         other => {
             let scheme = other.map_or(uri, |(scheme, _)| scheme);
-            Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: this release does not support `{scheme}://`"))
-                .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"))
+            Err(Error::new(
+                "unsupported-storage",
+                format!("cannot open `{uri}`: this release does not support `{scheme}://`"),
+            )
+            .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"))
         }
     }
 }

@@ -103,7 +103,8 @@ impl Read for Memory {
                     format!("cannot read `{}/{}`: unexpected length of {} bytes", self.uri, range.name, body.len()),
                 ));
             }
-            let pieces: Vec<Bytes> = range.places().map(|place| body.slice(place.start as usize..place.end as usize)).collect();
+            let pieces: Vec<Bytes> =
+                range.places().map(|place| body.slice(place.start as usize..place.end as usize)).collect();
             pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
             Ok(pieces)
         };
@@ -137,7 +138,10 @@ impl Store for Memory {
             let name = name.strip_prefix(&prefix).filter(|rest| !rest.contains('/'))?;
             Some(ListedObject { name: name.to_owned(), bytes: body.len() as u64, modified: None })
         };
-        Ok(Listing { entries: locked(&self.objects, |objects| objects.iter().filter_map(listed).collect()), next: None })
+        Ok(Listing {
+            entries: locked(&self.objects, |objects| objects.iter().filter_map(listed).collect()),
+            next: None,
+        })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {

@@ -47,7 +47,8 @@ pub enum Io {
 
 impl Io {
     /// In the order of the variants.
-    const ALL: [(&str, Io); 4] = [("auto", Io::Auto), ("mapped", Io::Mapped), ("buffered", Io::Buffered), ("direct", Io::Direct)];
+    const ALL: [(&str, Io); 4] =
+        [("auto", Io::Auto), ("mapped", Io::Mapped), ("buffered", Io::Buffered), ("direct", Io::Direct)];
 
     pub fn name(self) -> &'static str {
         Io::ALL[self as usize].0
@@ -55,7 +56,12 @@ impl Io {
 
     pub fn parse(name: &str) -> Result<Io> {
         let known = Io::ALL.iter().find(|(known, _)| *known == name).map(|(_, io)| *io);
-        known.ok_or_else(|| Error::new("invalid-argument", format!("`io` is `{name}`, expected `auto`, `mapped`, `buffered` or `direct`")))
+        known.ok_or_else(|| {
+            Error::new(
+                "invalid-argument",
+                format!("`io` is `{name}`, expected `auto`, `mapped`, `buffered` or `direct`"),
+            )
+        })
     }
 }
 
@@ -90,7 +96,8 @@ impl Options {
     /// Return the caller's value, or else the value from the environment.
     pub fn get(&self, name: &str) -> Option<String> {
         let variables = KNOWN.iter().find(|(known, ..)| *known == name).map_or(&[][..], |(_, _, variables)| variables);
-        let from_environment = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
+        let from_environment =
+            || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
         self.given.get(name).cloned().or_else(from_environment)
     }
 
@@ -110,7 +117,10 @@ impl Options {
             None => Ok(false),
             Some(value) if value == "true" || value == "1" => Ok(true),
             Some(value) if value == "false" || value == "0" => Ok(false),
-            Some(value) => Err(Error::new("invalid-argument", format!("storage option `{name}` is `{value}`, expected true or false"))),
+            Some(value) => Err(Error::new(
+                "invalid-argument",
+                format!("storage option `{name}` is `{value}`, expected true or false"),
+            )),
         }
     }
 
@@ -130,8 +140,15 @@ impl Options {
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
         let is_secret = |name: &str| match KNOWN.iter().find(|(known, ..)| *known == name) {
             Some((_, secret, _)) => *secret,
-            None => SECRETS.iter().any(|part| name.contains(part)) && !["_file", "_url", "_path"].iter().any(|end| name.ends_with(end)),
+            None => {
+                SECRETS.iter().any(|part| name.contains(part))
+                    && !["_file", "_url", "_path"].iter().any(|end| name.ends_with(end))
+            }
         };
-        self.given.iter().filter(|(name, _)| !is_secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+        self.given
+            .iter()
+            .filter(|(name, _)| !is_secret(name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
     }
 }

@@ -38,7 +38,14 @@ impl RangeRequest {
     /// Build a range with the same pieces but no slots, so that the pieces get newly allocated memory.
     pub fn twin(&self) -> RangeRequest {
         let (name, pieces) = (self.name.clone(), self.pieces.clone());
-        RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
+        RangeRequest {
+            name,
+            begin: self.begin,
+            pieces,
+            object_bytes: self.object_bytes,
+            shared: self.shared,
+            slots: Vec::new(),
+        }
     }
 
     /// Return where each piece is in the object.

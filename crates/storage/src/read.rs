@@ -100,8 +100,16 @@ pub trait Read: Send + Sync + Debug {
     /// Read each range into the store's reusable memory, or into its target if given, and pass its bytes to `see` as they arrive.
     /// Ranges arrive in any order. Use this for bytes that are consumed immediately and not kept. Cost: one request per range,
     /// many of them concurrent. Bytes are copied into a target only if the device cannot write there directly.
-    fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
-        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri())))).collect()
+    fn stream(
+        &self,
+        ranges: &[RangeRequest],
+        _targets: Option<&mut [&mut [u8]]>,
+        _see: &mut dyn FnMut(usize, &[u8]),
+    ) -> Vec<Result<()>> {
+        ranges
+            .iter()
+            .map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri()))))
+            .collect()
     }
 
     /// Make an immutable object of known length readable at memory speed, without a copy if possible.

@@ -47,7 +47,10 @@ impl Sparse {
     /// has an older copy, has memory of its own.
     pub fn put(self: &Arc<Sparse>, number: usize, content: &[u8]) -> Bytes {
         let (begin, room) = (self.begins[number] as usize, self.begins[number + 1] - self.begins[number]);
-        if Sparse::room_bytes(content.len() as u64) != room || content.is_empty() || self.is_taken[number].swap(true, AcqRel) {
+        if Sparse::room_bytes(content.len() as u64) != room
+            || content.is_empty()
+            || self.is_taken[number].swap(true, AcqRel)
+        {
             return Bytes::copy_from_slice(content);
         }
         // SAFETY: the part lies in the map and is as long as the content. The mark says that nobody else reads or writes this part.
@@ -78,7 +81,11 @@ impl Drop for SparsePart {
         unsafe {
             let (begin, end) = (self.sparse.begins[self.number], self.sparse.begins[self.number + 1]);
             // If the system refuses, the memory stays, and is used again for this part.
-            let _ = self.sparse.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin as usize, (end - begin) as usize);
+            let _ = self.sparse.map.unchecked_advise_range(
+                memmap2::UncheckedAdvice::DontNeed,
+                begin as usize,
+                (end - begin) as usize,
+            );
         }
         self.sparse.is_taken[self.number].store(false, Release);
     }

@@ -107,7 +107,8 @@ pub struct Shape(pub Vec<Option<u64>>);
 /// Format the sizes for messages, with `?` for a free dimension.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<String> = self.0.iter().map(|size| size.map_or("?".to_owned(), |size| size.to_string())).collect();
+        let sizes: Vec<String> =
+            self.0.iter().map(|size| size.map_or("?".to_owned(), |size| size.to_string())).collect();
         write!(f, "({})", sizes.join(", "))
     }
 }
@@ -366,12 +367,20 @@ mod tests {
         let values: Vec<Option<&[u8]>> = (0..5).map(|at| (!found.is_null(at)).then(|| found.value(at))).collect();
         assert_eq!(values, [Some(&b"xyz"[..]), Some(b"c"), None, Some(b"xyz"), Some(b"ab")]);
         assert_eq!(found.free, [3, 7, 1, 7, 0, 7, 3, 7, 2, 7]);
-        let fixed = Column::Fixed { data: vec![0, 1, 2, 3, 4, 5, 8, 9], validity: Some(vec![true, false, true, true]), samples: 4 };
+        let fixed = Column::Fixed {
+            data: vec![0, 1, 2, 3, 4, 5, 8, 9],
+            validity: Some(vec![true, false, true, true]),
+            samples: 4,
+        };
         let Column::Fixed { data, validity, samples } = fixed.take(&rows) else { panic!("a fixed column") };
         assert_eq!((data, samples), (vec![8, 9, 4, 5, 2, 3, 8, 9, 0, 1], 5));
         assert_eq!(validity, Some(vec![true, true, false, true, true]));
         let Column::Fixed { validity: None, .. } = fixed.take(&[0, 2]) else { panic!("no nulls are taken") };
-        let pulled = Pulled { shapes: vec![vec![1], vec![2], vec![3]], validity: Some(vec![true, false, true]), source: Arc::new(Rows) };
+        let pulled = Pulled {
+            shapes: vec![vec![1], vec![2], vec![3]],
+            validity: Some(vec![true, false, true]),
+            source: Arc::new(Rows),
+        };
         let Column::Pulled(found) = Column::Pulled(pulled).take(&[2, 1]) else { panic!("a pulled column") };
         assert_eq!((found.shapes, found.validity), (vec![vec![3], vec![2]], Some(vec![true, false])));
         found.source.pull(0, &[], &mut |bytes| {
@@ -394,11 +403,13 @@ mod tests {
                 assert_eq!((part.value(place), part.is_null(place)), (value.unwrap_or(b""), value.is_none()));
                 assert_eq!(part.free[2 * place..2 * place + 2], [row as u64, 7]);
             }
-            let mut fixed = Column::Fixed { data: (0..8).collect(), validity: Some(vec![true, false, true, true]), samples: 4 };
+            let mut fixed =
+                Column::Fixed { data: (0..8).collect(), validity: Some(vec![true, false, true, true]), samples: 4 };
             let Column::Fixed { data, validity, samples } = fixed.split_off(at) else { panic!("a fixed column") };
             assert_eq!((data, samples, fixed.len()), ((2 * at as u8..8).collect(), 4 - at, at));
             assert_eq!(validity.as_deref(), Some(&[true, false, true, true][at..]));
-            let mut pulled = Column::Pulled(Pulled { shapes: vec![vec![1]; 4], validity: None, source: Arc::new(Rows) });
+            let mut pulled =
+                Column::Pulled(Pulled { shapes: vec![vec![1]; 4], validity: None, source: Arc::new(Rows) });
             let Column::Pulled(later) = pulled.split_off(at) else { panic!("a pulled column") };
             assert_eq!((pulled.len(), later.shapes.len()), (at, 4 - at));
             for row in 0..later.shapes.len() {

@@ -67,7 +67,9 @@ impl Grid {
     /// slices are in row-major order.
     pub fn slabs(&self, element_bytes: u64, bytes: u64) -> Vec<Slice> {
         let thick = |axis: usize| self.tile[axis].min(self.shape[axis]);
-        let after = |axis: usize| self.shape[axis + 1..].iter().fold(element_bytes, |product, size| product.saturating_mul(*size));
+        let after = |axis: usize| {
+            self.shape[axis + 1..].iter().fold(element_bytes, |product, size| product.saturating_mul(*size))
+        };
         // Choose the first axis along which one layer of tiles, covering all later axes, fits into `bytes`.
         let before = |axis: usize| (0..axis).fold(1u64, |product, axis| product.saturating_mul(thick(axis)));
         let layer = |axis: usize| before(axis).saturating_mul(thick(axis)).saturating_mul(after(axis));
@@ -79,7 +81,8 @@ impl Grid {
         for (at, size) in self.shape.iter().enumerate() {
             let step = if at > axis { *size } else { step(at) };
             let ranges = (0..size.div_ceil(step)).map(|index| index * step..((index + 1) * step).min(*size));
-            slabs = slabs.iter().flat_map(|slab| ranges.clone().map(move |range| [&slab[..], &[range]].concat())).collect();
+            slabs =
+                slabs.iter().flat_map(|slab| ranges.clone().map(move |range| [&slab[..], &[range]].concat())).collect();
         }
         slabs
     }
@@ -173,7 +176,10 @@ pub fn all_runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mu
         first.to += (shared[axis].start - to[axis].start) as usize * to_step;
         match (together, is_first) {
             (true, _) => first.bytes *= length(&shared[axis]),
-            (false, true) => (first.count, first.from_step, first.to_step, is_first) = (length(&shared[axis]), from_step, to_step, false),
+            (false, true) => {
+                (first.count, first.from_step, first.to_step, is_first) =
+                    (length(&shared[axis]), from_step, to_step, false)
+            }
             (false, false) => axes.push((length(&shared[axis]), from_step, to_step, 0)),
         }
         together &= shared[axis] == from[axis] && shared[axis] == to[axis];
@@ -211,7 +217,9 @@ mod tests {
 
     fn cut(array: &[u8], shape: &[u64], slice: &[Range<u64>]) -> Vec<u8> {
         let mut out = vec![0xAA; elements(slice).unwrap_or(0) as usize * 2];
-        runs(&whole(shape), slice, 2, |from, to, bytes| out[to..to + bytes].copy_from_slice(&array[from..from + bytes]));
+        runs(&whole(shape), slice, 2, |from, to, bytes| {
+            out[to..to + bytes].copy_from_slice(&array[from..from + bytes])
+        });
         out
     }
 
@@ -225,7 +233,8 @@ mod tests {
             (vec![5, 9, 70], vec![2, 4, 32]),
         ] {
             let (array, grid) = (numbered(&shape), Grid::new(&shape, &tile));
-            let tiles: Vec<Vec<u8>> = (0..grid.tiles().unwrap_or(0)).map(|index| cut(&array, &shape, &grid.tile(index))).collect();
+            let tiles: Vec<Vec<u8>> =
+                (0..grid.tiles().unwrap_or(0)).map(|index| cut(&array, &shape, &grid.tile(index))).collect();
             assert_eq!(tiles.iter().map(Vec::len).sum::<usize>(), array.len());
             for low in 0..4 {
                 let slice: Slice = shape.iter().map(|size| low.min(size - 1)..size - low.min(size - 1) / 2).collect();
@@ -258,7 +267,9 @@ mod tests {
             let tiles: Vec<u64> = slabs.iter().flat_map(|slab| grid.meeting(slab)).collect();
             assert_eq!(tiles, (0..grid.tiles().unwrap_or(0)).collect::<Vec<_>>(), "{shape:?} {tile:?}");
             let tile_bytes = tile.iter().product::<u64>() * 2;
-            assert!(slabs.iter().all(|slab| elements(slab).is_some_and(|elements| elements * 2 <= bytes.max(tile_bytes))));
+            assert!(
+                slabs.iter().all(|slab| elements(slab).is_some_and(|elements| elements * 2 <= bytes.max(tile_bytes)))
+            );
         }
     }
 

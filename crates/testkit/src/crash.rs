@@ -95,7 +95,12 @@ impl CrashDisk {
             .map(|(path, entry)| (path.clone(), *entry))
             .collect();
         let inodes = state.inodes.iter().map(|inode| survive(inode, &mut random)).collect();
-        CrashDisk(Arc::new(Mutex::new(DiskState { inodes, names: whole.clone(), durable_names: whole, ..DiskState::default() })))
+        CrashDisk(Arc::new(Mutex::new(DiskState {
+            inodes,
+            names: whole.clone(),
+            durable_names: whole,
+            ..DiskState::default()
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, DiskState> {
@@ -112,7 +117,9 @@ impl CrashDisk {
             None => {}
         }
         let operation = state.operations;
-        let fails = |(first, last, done): (u64, u64, bool)| (first..=last).contains(&operation) && !(done && operation == first);
+        let fails = |(first, last, done): (u64, u64, bool)| {
+            (first..=last).contains(&operation) && !(done && operation == first)
+        };
         if state.fault.is_some_and(fails) {
             return Err(io::Error::other("a transient fault"));
         }
@@ -226,7 +233,10 @@ impl FileSystem for CrashDisk {
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {
         let content = self.read(path)?;
         if content.len() as u64 != bytes {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{} bytes, expected {bytes}", content.len())));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("{} bytes, expected {bytes}", content.len()),
+            ));
         }
         Ok(content)
     }
@@ -310,7 +320,9 @@ impl FileSystem for CrashDisk {
         let state = self.operate()?;
         state.folder(path)?;
         let inside = state.names.iter().filter(|(name, _)| name.parent() == Some(path));
-        Ok(inside.filter_map(|(name, entry)| Some((name.file_name()?.to_str()?.to_owned(), *entry == Node::Folder))).collect())
+        Ok(inside
+            .filter_map(|(name, entry)| Some((name.file_name()?.to_str()?.to_owned(), *entry == Node::Folder)))
+            .collect())
     }
 
     fn links(&self, path: &Path) -> io::Result<u64> {

@@ -7,9 +7,9 @@ use penstock_error::Result;
 use crate::random::Random;
 
 fn crc32(bytes: &[u8]) -> u32 {
-    !bytes
-        .iter()
-        .fold(!0u32, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 }))
+    !bytes.iter().fold(!0u32, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 })
+    })
 }
 
 /// Make a PNG whose header claims a size that its data does not have.
@@ -40,9 +40,16 @@ fn jpeg_claiming(width: u16, height: u16, components: u8, precision: u8) -> Vec<
 /// Make a one-chunk WebP whose frame header claims a size and is followed by `body`.
 fn webp_claiming(lossless: bool, width: u32, height: u32, body: &[u8]) -> Vec<u8> {
     let (name, head) = if lossless {
-        (b"VP8L", [&[0x2f][..], &(width.wrapping_sub(1) & 0x3fff | (height.wrapping_sub(1) & 0x3fff) << 14).to_le_bytes()].concat())
+        (
+            b"VP8L",
+            [&[0x2f][..], &(width.wrapping_sub(1) & 0x3fff | (height.wrapping_sub(1) & 0x3fff) << 14).to_le_bytes()]
+                .concat(),
+        )
     } else {
-        (b"VP8 ", [&[0x10, 2, 0, 0x9d, 1, 0x2a][..], &(width as u16).to_le_bytes(), &(height as u16).to_le_bytes()].concat())
+        (
+            b"VP8 ",
+            [&[0x10, 2, 0, 0x9d, 1, 0x2a][..], &(width as u16).to_le_bytes(), &(height as u16).to_le_bytes()].concat(),
+        )
     };
     let length = (head.len() + body.len()) as u32;
     [b"RIFF", &(length + 12).to_le_bytes()[..], b"WEBP", name, &length.to_le_bytes(), &head, body].concat()
@@ -91,7 +98,10 @@ pub fn images() -> Result<Vec<(String, Vec<u8>)>> {
         let length = random.below(400) as usize;
         all.push((format!("noise_{number}.jpg"), [0xff, 0xd8, 0xff].into_iter().chain(random.bytes(length)).collect()));
         let (width, height) = (1 + random.below(64) as u32, 1 + random.below(64) as u32);
-        all.push((format!("noise_{number}.webp"), webp_claiming(number % 2 == 0, width, height, &random.bytes(length))));
+        all.push((
+            format!("noise_{number}.webp"),
+            webp_claiming(number % 2 == 0, width, height, &random.bytes(length)),
+        ));
     }
     Ok(all)
 }

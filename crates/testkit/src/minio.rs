@@ -28,7 +28,10 @@ impl Minio {
         }
         let binary = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/minio");
         if !binary.exists() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is missing: run tools/servers.sh", binary.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{} is missing: run tools/servers.sh", binary.display()),
+            ));
         }
         let folder = tempfile::tempdir()?;
         let data = folder.path().join("data");
@@ -74,7 +77,12 @@ impl Minio {
     /// Return options for a store at `address`, which is the server or a proxy in front of it.
     pub fn options(address: SocketAddr, more: &[(&str, &str)]) -> Result<Options> {
         let endpoint = format!("http://{address}");
-        let own = [("endpoint_url", endpoint.as_str()), ("region", "us-east-1"), ("access_key_id", KEY), ("secret_access_key", SECRET)];
+        let own = [
+            ("endpoint_url", endpoint.as_str()),
+            ("region", "us-east-1"),
+            ("access_key_id", KEY),
+            ("secret_access_key", SECRET),
+        ];
         Options::new(own.iter().chain(more).map(|(name, value)| (name.to_string(), value.to_string())), Io::Auto)
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{Context, History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate, verify};
+use penstock_dataset::{
+    Context, History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate, verify,
+};
 use penstock_error::{Error, Result};
 use penstock_format::classes::Classes;
 use penstock_format::datafile::Codec;
@@ -20,7 +22,11 @@ fn column(name: &str, kind: ColumnKind, codec: Codec) -> ColumnSpec {
 
 /// Return a schema with at least one column of each layout and codec.
 pub fn schema() -> Vec<ColumnSpec> {
-    let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor { dtype: dtype.into(), shape: shape.to_vec(), tile: None };
+    let tensor = |shape: &[Option<u64>], dtype: &str| ColumnKind::Tensor {
+        dtype: dtype.into(),
+        shape: shape.to_vec(),
+        tile: None,
+    };
     let tiled = |shape: &[Option<u64>], tile: &[u64]| ColumnKind::Tensor {
         dtype: "int16".into(),
         shape: shape.to_vec(),
@@ -33,7 +39,11 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("text_lz4", ColumnKind::Text, Codec::Lz4),
         column("label", ColumnKind::Label(Classes::new(vec!["cat".into(), "dog".into()])), Codec::None),
         column("breed", ColumnKind::Category, Codec::None),
-        column("labels", ColumnKind::Labels { classes: Classes::new(vec!["cat".into(), "dog".into()]), of: None }, Codec::None),
+        column(
+            "labels",
+            ColumnKind::Labels { classes: Classes::new(vec!["cat".into(), "dog".into()]), of: None },
+            Codec::None,
+        ),
         column("cloud", tensor(&[None, Some(2), None], "int16"), Codec::None),
         column("large", tensor(&[None], "uint8"), Codec::None),
         column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, Codec::None),
@@ -53,9 +63,12 @@ const WIDE_COLUMNS: usize = 700;
 
 /// Append to a wide dataset in one commit. If `narrow`, append only the first column and the words.
 pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool) -> Result<(Receipt, Snapshot)> {
-    let values = |index: usize| (0..samples).flat_map(|row| (seed as i16 * 100 + row as i16 + index as i16).to_le_bytes()).collect();
+    let values = |index: usize| {
+        (0..samples).flat_map(|row| (seed as i16 * 100 + row as i16 + index as i16).to_le_bytes()).collect()
+    };
     let count = if narrow { 1 } else { WIDE_COLUMNS };
-    let scalar = |index: usize| Input { name: format!("n{index}"), column: fixed(values(index), samples, None), words: None };
+    let scalar =
+        |index: usize| Input { name: format!("n{index}"), column: fixed(values(index), samples, None), words: None };
     let mut words = Ragged::default();
     (0..samples).for_each(|row| words.push(Some(format!("word{seed}-{row}").as_bytes()), &[]));
     let breed = Input { name: "breed".into(), column: Column::Ragged(words), words: None };

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Member, Proposal, Request, RowsRead, Theirs, create};
+use penstock_dataset::{
+    ChangeSet, Context, Event, LogEntry, Machine, Member, Proposal, Request, RowsRead, Theirs, create,
+};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
@@ -27,7 +29,8 @@ fn machine(uuid: u8, changes: ChangeSet) -> Machine {
 }
 
 pub fn member(transaction: Transaction, changes: ChangeSet) -> Member {
-    let fragment = Fragment { samples: 2, is_stage: false, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
+    let fragment =
+        Fragment { samples: 2, is_stage: false, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
     Member { transaction, deltas: vec![Delta::Fragment(Arc::new(fragment))], changes }
 }
 
@@ -125,7 +128,9 @@ fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, fau
             let newest = log.keys().next_back().copied().unwrap_or(0);
             Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), now_us: 5 }
         }
-        Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
+        Request::ReadSpan { first, end } => {
+            Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?)
+        }
         Request::CheckAppended { .. } => Event::Appended(None),
         Request::ReadRowIds(wanted) => Event::RowIds(wanted.into_iter().map(|set| (set, sets[&set].clone())).collect()),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
@@ -180,9 +185,13 @@ fn run(seed: u64) -> Result<()> {
         changes.reads = cells.reads();
         let deleted = if cells.column.is_none() { cells.rows.len() as u64 } else { 0 };
         // Some records have more transactions, of other threads.
-        let more = (0..sharing[uuid as usize - 1]).map(|more| member(transaction(100 + 10 * uuid + more, 0), ChangeSet::append(vec![1])));
-        let proposal =
-            Proposal { base: 1, others: more.collect(), ..proposal(transaction(uuid, deleted), changes, own.into_iter().collect()) };
+        let more = (0..sharing[uuid as usize - 1])
+            .map(|more| member(transaction(100 + 10 * uuid + more, 0), ChangeSet::append(vec![1])));
+        let proposal = Proposal {
+            base: 1,
+            others: more.collect(),
+            ..proposal(transaction(uuid, deleted), changes, own.into_iter().collect())
+        };
         (uuid, Machine::new(proposal), Some(Event::Begin))
     };
     let mut running: Vec<(u8, Machine, Option<Event>)> = (1..=count).map(begin).collect();
@@ -223,7 +232,10 @@ fn run(seed: u64) -> Result<()> {
             assert_eq!(now.record.samples, before.record.samples + added);
             assert_eq!(now.record.live, before.record.live + added - deleted, "seed {seed}");
             let own = cells.get(uuid - 1);
-            assert!(!committed.iter().any(|other: &&Cells| own.is_some_and(|own| own.meets(other))), "seed {seed}: {uuid} lost a value");
+            assert!(
+                !committed.iter().any(|other: &&Cells| own.is_some_and(|own| own.meets(other))),
+                "seed {seed}: {uuid} lost a value"
+            );
             committed.extend(own);
             let mut next = before.record.next_counter;
             for transaction in &now.record.transactions {
@@ -233,12 +245,22 @@ fn run(seed: u64) -> Result<()> {
             assert_eq!(now.record.next_counter, next, "seed {seed}");
             let appends = now.record.changes.iter().filter(|change| change.kind == ChangeKind::Append);
             let listed: u64 = appends.map(|change| change.rows.ids()).sum();
-            assert_eq!(listed, next - before.record.next_counter, "seed {seed}: the change set lacks samples of a transaction");
-            let fragments =
-                now.record.deltas.iter().filter_map(|delta| if let Delta::Fragment(found) = delta { Some(found) } else { None });
+            assert_eq!(
+                listed,
+                next - before.record.next_counter,
+                "seed {seed}: the change set lacks samples of a transaction"
+            );
+            let fragments = now
+                .record
+                .deltas
+                .iter()
+                .filter_map(|delta| if let Delta::Fragment(found) = delta { Some(found) } else { None });
             let ids: Vec<Run> = fragments.flat_map(|fragment| fragment.runs.clone()).collect();
             assert!(ids.windows(2).all(|two| two[0].end() <= two[1].first), "seed {seed}: two samples have one row id");
-            assert!(ids.iter().all(|run| run.end() <= next), "seed {seed}: a sample has a row id that no transaction assigned");
+            assert!(
+                ids.iter().all(|run| run.end() <= next),
+                "seed {seed}: a sample has a row id that no transaction assigned"
+            );
             assert!(now.record.time_us > before.record.time_us);
             assert!(seen.insert(now.record.uuid()), "seed {seed}: no transaction may be committed twice");
         }
@@ -250,7 +272,10 @@ fn run(seed: u64) -> Result<()> {
     assert!(seen.len() <= done.len() + unknown.len() + 1, "seed {seed}");
     for uuid in refused {
         assert!(!seen.contains(&Id([uuid; 16])), "seed {seed}: a refused transaction was committed");
-        assert!(committed.iter().any(|other| cells[uuid as usize - 1].meets(other)), "seed {seed}: {uuid} was refused without a cause");
+        assert!(
+            committed.iter().any(|other| cells[uuid as usize - 1].meets(other)),
+            "seed {seed}: {uuid} was refused without a cause"
+        );
     }
     Ok(())
 }
@@ -333,7 +358,8 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     let reads = vec![RowsRead { columns: vec![1], rows: None }];
     let error = run_to_end(machine(3, values(Run { first: 0, count: 2 }, reads)), &mut log).expect_err("a conflict");
     let first = entry(&log, 1)?.record.snapshot();
-    let text = format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more");
+    let text =
+        format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more");
     assert!(error.code() == "conflict" && error.message().contains(&text), "{error:?}");
     Ok(())
 }
@@ -346,7 +372,8 @@ fn a_shared_record_conflicts_if_any_of_its_transactions_does() -> Result<()> {
     // The first transaction is a bare append. The second one changes what commit 3 changed.
     for (rows, conflicts) in [(changed, true), (Run { first: 2, count: 1 }, false)] {
         let others = vec![member(transaction(5, 0), values(rows, Vec::new()))];
-        let shared = Proposal { base: 2, others, ..proposal(transaction(4, 0), ChangeSet::append(vec![1]), Sets::new()) };
+        let shared =
+            Proposal { base: 2, others, ..proposal(transaction(4, 0), ChangeSet::append(vec![1]), Sets::new()) };
         let found = run_to_end(Machine::new(shared), &mut log.clone());
         assert_eq!(found.err().map(|error| error.code()), conflicts.then_some("conflict"));
     }

@@ -136,7 +136,11 @@ fn faulty(disk: &CrashDisk) -> Result<bool> {
     // The only other commits that may exist are those whose state is unknown or that could not be read back.
     let most = told + failed;
     assert!(unknown <= failed);
-    assert!(snapshot.len() >= told * 4 && snapshot.len() <= most * 4, "{} samples, {told} acknowledged, {unknown} unknown", snapshot.len());
+    assert!(
+        snapshot.len() >= told * 4 && snapshot.len() <= most * 4,
+        "{} samples, {told} acknowledged, {unknown} unknown",
+        snapshot.len()
+    );
     Ok(failed > 0)
 }
 
@@ -170,7 +174,9 @@ impl Kind {
 /// number of operations before the power loss.
 fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) -> Result<u64> {
     let commits = seed % 4;
-    let fail = |text: String| Error::new("internal", format!("{kind:?}, operations {first}..={last}, done {done}, seed {seed}: {text}"));
+    let fail = |text: String| {
+        Error::new("internal", format!("{kind:?}, operations {first}..={last}, done {done}, seed {seed}: {text}"))
+    };
     let disk = CrashDisk::new();
     disk.fail_for_a_while(first, last, done);
     let (mut told, mut unknown) = (0, 0);
@@ -196,7 +202,10 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
     };
     samples::check_verified(&snapshot).map_err(|error| fail(error.to_string()))?;
     if snapshot.len() < told * 4 || snapshot.len() > (told + unknown) * 4 {
-        return Err(fail(format!("found {} samples, but {told} commits were acknowledged and {unknown} are unknown", snapshot.len())));
+        return Err(fail(format!(
+            "found {} samples, but {told} commits were acknowledged and {unknown} are unknown",
+            snapshot.len()
+        )));
     }
     samples::contents(&snapshot)?;
     Ok(operations)
@@ -207,9 +216,10 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
 fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> {
     let whole = is_soak();
     let mut tries = 0;
-    for (kind, step, seeds) in
-        [(Kind::Plain, 1, if whole { 40 } else { 4 }), (Kind::Wide, if whole { 1 } else { 3 }, if whole { 10 } else { 1 })]
-    {
+    for (kind, step, seeds) in [
+        (Kind::Plain, 1, if whole { 40 } else { 4 }),
+        (Kind::Wide, if whole { 1 } else { 3 }, if whole { 10 } else { 1 }),
+    ] {
         let operations = fault_then_power(kind, u64::MAX, 0, false, 3)?;
         for number in (1..=operations).step_by(step) {
             for (length, done) in [(1, false), (1, true), (2, true), (3, false), (6, true)] {
@@ -233,7 +243,8 @@ fn a_folder_that_another_made_is_made_durable_before_a_commit_rests_on_it() -> R
         let snapshot = Kind::Wide.create(&disk)?;
         drop(snapshot);
         for folder in ["d", "p", "w"] {
-            disk.create_folder(&Path::new("/data/set").join(folder)).map_err(|error| Error::new("internal", error.to_string()))?;
+            disk.create_folder(&Path::new("/data/set").join(folder))
+                .map_err(|error| Error::new("internal", error.to_string()))?;
         }
         Kind::Wide.append(&open(&disk)?, 1)?;
         let back = open(&disk.after_crash(seed))?;
@@ -269,7 +280,11 @@ fn the_pages_of_a_root_outlive_a_power_loss() -> Result<()> {
             roots += 1;
             for seed in 0..40 {
                 let back = open(&disk.after_crash(seed))?;
-                assert_eq!((back.len(), verify(back.as_ref(), |_| {})?.problems.len()), (snapshot.len(), 0), "seed {seed}");
+                assert_eq!(
+                    (back.len(), verify(back.as_ref(), |_| {})?.problems.len()),
+                    (snapshot.len(), 0),
+                    "seed {seed}"
+                );
             }
         }
     }

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use penstock_dataset::{create, verify};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::files::FilePlace;
-use penstock_format::ids::{data_name, hint_name, log_folder, page_name, record_name, root_name, rows_name, words_name};
+use penstock_format::ids::{
+    data_name, hint_name, log_folder, page_name, record_name, root_name, rows_name, words_name,
+};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowSet;
 use penstock_storage::Memory;
@@ -67,7 +69,9 @@ fn reachable(objects: &Objects) -> Result<Vec<(String, Range<usize>)>> {
     names.extend(data.iter().take(2).map(|(_, name)| name.clone()));
     names.extend(snapshot.root.pages.iter().map(|page| page_name(page.object.id)));
     names.extend(snapshot.words_segments().map(|segment| words_name(segment.object.id)));
-    let object = |overlay: &Overlay| if let RowSet::Object(rows) = overlay.rows { Some(rows_name(rows.object.id)) } else { None };
+    let object = |overlay: &Overlay| {
+        if let RowSet::Object(rows) = overlay.rows { Some(rows_name(rows.object.id)) } else { None }
+    };
     let row_ids: Vec<String> = snapshot.overlays.all().iter().filter_map(object).collect();
     assert!(!row_ids.is_empty() && !snapshot.root.overlays.is_empty());
     names.extend(row_ids);
@@ -116,7 +120,9 @@ fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
 #[test]
 fn verify_finds_every_flipped_byte_of_a_data_file() -> Result<()> {
     let (objects, _) = dataset("verify")?;
-    let Some((name, body)) = objects.iter().filter(|(name, _)| name.starts_with("d/")).min_by_key(|(_, body)| body.len()) else {
+    let Some((name, body)) =
+        objects.iter().filter(|(name, _)| name.starts_with("d/")).min_by_key(|(_, body)| body.len())
+    else {
         return Err(Error::new("internal", "no data file"));
     };
     for at in 0..body.len() {

@@ -119,7 +119,9 @@ impl SystemState {
         let (mut machine, mut event) = (Machine::new(first), Event::Begin);
         loop {
             event = match machine.step(event)? {
-                Request::ReadNewest => Event::Newest { parent: Box::new(entry(&log, 0)?), words: Vec::new(), now_us: 5 },
+                Request::ReadNewest => {
+                    Event::Newest { parent: Box::new(entry(&log, 0)?), words: Vec::new(), now_us: 5 }
+                }
                 Request::Create { body, .. } => {
                     log.push(body);
                     break;
@@ -127,7 +129,8 @@ impl SystemState {
                 other => panic!("{other:?}"),
             };
         }
-        let mut writers: Vec<Writer> = (0..3).map(|number| Writer { number, outcomes: Vec::new(), running: None }).collect();
+        let mut writers: Vec<Writer> =
+            (0..3).map(|number| Writer { number, outcomes: Vec::new(), running: None }).collect();
         writers.iter_mut().try_for_each(|writer| writer.begin(1))?;
         Ok(SystemState { log, flight: Vec::new(), writers, faults })
     }
@@ -137,10 +140,15 @@ impl SystemState {
         let hash = |salt: u8| {
             let mut hasher = DefaultHasher::new();
             (salt, self.faults).hash(&mut hasher);
-            self.log.iter().chain(self.flight.iter().map(|(_, body)| body)).for_each(|body| body[body.len() - 4..].hash(&mut hasher));
+            self.log
+                .iter()
+                .chain(self.flight.iter().map(|(_, body)| body))
+                .for_each(|body| body[body.len() - 4..].hash(&mut hasher));
             (self.log.len(), self.flight.iter().map(|(number, _)| *number).collect::<Vec<u64>>()).hash(&mut hasher);
             for Writer { outcomes, running, .. } in &self.writers {
-                let running = running.as_ref().map(|(machine, request)| (format!("{machine:?}"), std::mem::discriminant(request)));
+                let running = running
+                    .as_ref()
+                    .map(|(machine, request)| (format!("{machine:?}"), std::mem::discriminant(request)));
                 (outcomes, running).hash(&mut hasher);
             }
             hasher.finish()
@@ -224,7 +232,12 @@ impl SystemState {
         let at = |writer: u8, commit: u8| uuids.iter().position(|known| *known == uuid(writer, commit));
         for writer in &self.writers {
             for (commit, outcome) in (0..).zip(&writer.outcomes) {
-                assert_eq!(*outcome == Outcome::Done, at(writer.number, commit).is_some(), "{uuids:?}, {:?}", self.writers);
+                assert_eq!(
+                    *outcome == Outcome::Done,
+                    at(writer.number, commit).is_some(),
+                    "{uuids:?}, {:?}",
+                    self.writers
+                );
             }
             let places: Vec<Option<usize>> = (0..COMMITS).map(|commit| at(writer.number, commit)).collect();
             assert!(places.iter().flatten().is_sorted(), "a writer's commits are out of order");

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create};
 use penstock_error::Result;
-use penstock_storage::{Access, Counters, Created, Features, Listing, Memory, ObjectWriter, RangeRequest, Read, Store, Then};
+use penstock_storage::{
+    Access, Counters, Created, Features, Listing, Memory, ObjectWriter, RangeRequest, Read, Store, Then,
+};
 use penstock_testkit::samples;
 
 /// A store that passes good pieces to the `then` callback but returns damaged ones, as if the two came from different replies.
@@ -27,7 +29,9 @@ impl Read for Racing {
         self.0.read(name)
     }
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
-        let tails = ranges.iter().all(|range| range.pieces.len() == 1 && range.begin > 0 && range.object_bytes == Some(range.end() + 32));
+        let tails = ranges
+            .iter()
+            .all(|range| range.pieces.len() == 1 && range.begin > 0 && range.object_bytes == Some(range.end() + 32));
         let answers = self.0.fetch_then(ranges, then);
         if tails {
             return answers; // Tails are not hedged.
@@ -86,7 +90,8 @@ fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
     let (_, snapshot) = samples::append(&snapshot, 7, 300)?;
     drop(snapshot);
     let racing = Arc::new(Snapshot::open(Context::new(Arc::new(Racing(Memory::named("racing")))), 0)?);
-    let (_, column) = racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
+    let (_, column) =
+        racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
     let mut reader = Reader::new(racing.clone(), vec![0, 100, 299], OnCorrupt::Raise)?;
     reader.fetch(&[column], Purpose::Take)?;
     let read = reader.ragged(column);

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{
-    Isolation, New, Policies, Policy, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag, merge,
+    Isolation, New, Policies, Policy, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag,
+    merge,
 };
 use penstock_error::Result as Ours;
 use penstock_format::cursor::{Cursor, Magic, seal, unseal};
@@ -73,10 +74,17 @@ fn make() -> Ours<Objects> {
     assert!(done.dropped > 0 && done.overlays > 0 && laid_out.stages.len() == 1, "{done:?}");
     let changed = Arc::new(samples::change(&Arc::new(laid_out), 17)?.1);
     let columns = changed.schema.columns.iter().map(|spec| spec.name.as_str()).collect::<Vec<&str>>();
-    let attached =
-        |kind, rows| New { kind, content: b"golden", columns: &columns[..2], rows, parameters: "{\"metric\":\"none\"}", replaces: &[] };
+    let attached = |kind, rows| New {
+        kind,
+        content: b"golden",
+        columns: &columns[..2],
+        rows,
+        parameters: "{\"metric\":\"none\"}",
+        replaces: &[],
+    };
     let one = attach(&changed, &attached("index", None), texts)?;
-    let two = attach(&Arc::new(one), &attached("sketch", Some(RowIds::of_runs(vec![Run { first: 1, count: 3 }]))), texts)?;
+    let two =
+        attach(&Arc::new(one), &attached("sketch", Some(RowIds::of_runs(vec![Run { first: 1, count: 3 }]))), texts)?;
     samples::change(&Arc::new(two), 19)?;
     Ok(memory.objects())
 }
@@ -135,7 +143,10 @@ fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Err
             sets.extend(root.attachments.into_iter().map(|attachment| attachment.rows));
         }
     }
-    Ok(sets.into_iter().filter_map(|set| if let RowSet::Object(reference) = set { Some(reference) } else { None }).collect())
+    Ok(sets
+        .into_iter()
+        .filter_map(|set| if let RowSet::Object(reference) = set { Some(reference) } else { None })
+        .collect())
 }
 
 #[test]
@@ -160,7 +171,13 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
             Some("r") => (2, Root::parse(&body)?.encode()),
             Some("o") => {
                 let reference = sets.iter().find(|set| rows_name(set.object.id) == name).ok_or("no parent")?;
-                (5, RowIds::parse(&body, reference)?.encode(reference.object.id).1.ok_or("too few runs for an object")?)
+                (
+                    5,
+                    RowIds::parse(&body, reference)?
+                        .encode(reference.object.id)
+                        .1
+                        .ok_or("too few runs for an object")?,
+                )
             }
             Some("s") => (8, PageStatistics::parse(&body)?.encode()),
             Some("a") => {
@@ -193,6 +210,8 @@ fn a_golden_data_file_has_the_layout_of_the_spec() -> Result<(), Box<dyn std::er
     let tail_bytes = u64::from(u32::from_le_bytes(footer[8..12].try_into()?));
     assert_eq!(data_end + tail_bytes + 32, body.len() as u64);
     let tail = Tail::parse(body.slice(data_end as usize..(data_end + tail_bytes) as usize), data_end)?;
-    assert!(tail.chunks.len() >= 8 && tail.chunks.iter().all(|chunk| chunk.offset.iter().all(|offset| offset % 8 == 0)));
+    assert!(
+        tail.chunks.len() >= 8 && tail.chunks.iter().all(|chunk| chunk.offset.iter().all(|offset| offset % 8 == 0))
+    );
     Ok(())
 }

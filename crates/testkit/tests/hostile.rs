@@ -25,7 +25,11 @@ fn hostile_images_are_refused_or_decoded_within_limits() -> Result<()> {
             (_, Ok(picture)) => assert!(picture.data.len() as u64 <= limits.pixels * 8, "{name}"),
             (_, Err(error)) => {
                 refused += 1;
-                assert!(["media-undecodable", "media-too-large", "unsupported-format"].contains(&error.code()), "{name}: {}", error.code());
+                assert!(
+                    ["media-undecodable", "media-too-large", "unsupported-format"].contains(&error.code()),
+                    "{name}: {}",
+                    error.code()
+                );
             }
         }
     }
@@ -53,8 +57,12 @@ proptest! {
 /// Damaged objects with recomputed checksums pass the checksum test, so their content reaches the parsers.
 #[test]
 fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
-    let snapshot =
-        penstock_dataset::create(Arc::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
+    let snapshot = penstock_dataset::create(
+        Arc::new(penstock_storage::Memory::named("rot")),
+        penstock_testkit::samples::schema(),
+        "create",
+        "test",
+    )?;
     let snapshot = Arc::new(snapshot);
     let (_, snapshot) = penstock_testkit::samples::append(&snapshot, 1, 5)?;
     let bodies = [snapshot.record().encode(), snapshot.root.encode()];

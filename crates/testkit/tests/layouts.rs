@@ -114,7 +114,11 @@ fn a_layout_of_samples_that_do_not_exist_or_exist_twice_is_refused() -> Result<(
     let malformed = Some("object-malformed");
     let cases: [(&str, Change, [Option<&str>; 2]); 7] = [
         ("nothing", |_, _| {}, [None, None]),
-        ("row ids that nobody gave out", |fragments, _| fragments[0].runs.iter_mut().for_each(|run| run.first += 1000), [malformed; 2]),
+        (
+            "row ids that nobody gave out",
+            |fragments, _| fragments[0].runs.iter_mut().for_each(|run| run.first += 1000),
+            [malformed; 2],
+        ),
         ("a page twice", |_, root| root.pages.extend(root.pages.clone()), [malformed; 2]),
         ("a fragment twice", |fragments, _| fragments.extend(fragments.clone()), [malformed; 2]),
         (
@@ -128,7 +132,14 @@ fn a_layout_of_samples_that_do_not_exist_or_exist_twice_is_refused() -> Result<(
             |_, root| {
                 let object = ObjectRef { id: Id([3; 16]), bytes: 1, crc: 0 };
                 let (kind, parameters) = ("test.index".into(), "{}".into());
-                root.attachments.push(Attachment { kind, object, columns: Vec::new(), rows: far(), changed: Vec::new(), parameters });
+                root.attachments.push(Attachment {
+                    kind,
+                    object,
+                    columns: Vec::new(),
+                    rows: far(),
+                    changed: Vec::new(),
+                    parameters,
+                });
             },
             [None, malformed],
         ),

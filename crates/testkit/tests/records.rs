@@ -33,7 +33,10 @@ fn with_record(memory: &Memory, record: &Record) -> Memory {
 }
 
 fn runs(record: &mut Record) -> &mut Run {
-    let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
+    let fragments = record
+        .deltas
+        .iter_mut()
+        .filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
     &mut Arc::make_mut(fragments.last().expect("a small append is stored in its record")).runs[0]
 }
 
@@ -128,10 +131,15 @@ fn a_change_set_of_2_to_the_62_rows_does_not_stop_an_upsert() -> Result<()> {
         let context = Context::new(Arc::new(with_record(&memory, &crafted)));
         let newest = Snapshot::open(context.clone(), 0)?;
         let parent = newest.record().parents[0].snapshot();
-        let mut transaction = Transaction::begin(Arc::new(Snapshot::open_at(context, &parent.to_string())?), Isolation::Serializable)?;
+        let mut transaction =
+            Transaction::begin(Arc::new(Snapshot::open_at(context, &parent.to_string())?), Isolation::Serializable)?;
         let batch = samples::batch(3, 2)?.into_iter().filter(|input| input.name == "text").collect();
         assert_eq!(transaction.upsert("text", batch, Validate::Header)?.len(), 2);
-        assert_eq!(transaction.commit("upsert", "records", "{}")?.1.len(), 14, "the rows that exist were looked through");
+        assert_eq!(
+            transaction.commit("upsert", "records", "{}")?.1.len(),
+            14,
+            "the rows that exist were looked through"
+        );
     }
     Ok(())
 }

@@ -24,7 +24,10 @@ fn a_long_folder_is_listed_page_by_page() -> Result<()> {
     let minio = start()?;
     let store = Remote::open(&format!("s3://{BUCKET}/long"), &Minio::options(minio.address, &[])?)?;
     let names: Vec<String> = (0..1005).map(|number| format!("{number:04}")).collect();
-    names.iter().chain(["below/deeper"].map(String::from).iter()).try_for_each(|name| store.overwrite(&format!("d/{name}"), b"x"))?;
+    names
+        .iter()
+        .chain(["below/deeper"].map(String::from).iter())
+        .try_for_each(|name| store.overwrite(&format!("d/{name}"), b"x"))?;
     let first = store.list_page("d", None)?;
     assert!(first.entries.len() == 1000 && first.next.is_some(), "{} entries", first.entries.len());
     let mut listed: Vec<String> = store.list("d")?.into_iter().map(|entry| entry.name).collect();
@@ -84,7 +87,8 @@ fn count_of(seed: u64) -> usize {
 /// Return the seeds of the batches that a snapshot's commits appended, oldest first.
 fn seeds_of(snapshot: &Snapshot) -> Result<Vec<u64>> {
     let commits = samples::commits(snapshot)?;
-    let seeds = commits.iter().rev().filter_map(|commit| commit.transactions[0].message.strip_prefix("seed ")?.parse().ok());
+    let seeds =
+        commits.iter().rev().filter_map(|commit| commit.transactions[0].message.strip_prefix("seed ")?.parse().ok());
     Ok(seeds.collect())
 }
 
@@ -101,7 +105,8 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     }
     proxy.set(faults);
     let hedge = if random.chance(3) { "true" } else { "false" };
-    let options = Minio::options(proxy.address, &[("timeout_seconds", if hard { "0.5" } else { "120" }), ("hedge", hedge)])?;
+    let options =
+        Minio::options(proxy.address, &[("timeout_seconds", if hard { "0.5" } else { "120" }), ("hedge", hedge)])?;
     let told = Mutex::new(Told::default());
     let has_own_server = std::env::var_os(SERVER).is_some();
     let note = |error: &Error| {
@@ -158,7 +163,10 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
             Ok(())
         };
         let threads: Vec<_> = (0..writers).map(|number| scope.spawn(move || writer(number))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(fail("a writer panicked".into())))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(fail("a writer panicked".into()))))
+            .collect()
     });
     outcome.into_iter().collect::<Result<()>>()?;
     // Check the result without the proxy.
@@ -170,7 +178,8 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
         Err(error) => return Err(fail(format!("cannot open after the schedule: {error}"))),
     };
     let mut held = seeds_of(&snapshot)?;
-    same(without_id(samples::contents(&snapshot)?)?, reference(&held)?).map_err(|told| fail(format!("after the schedule: {told}")))?;
+    same(without_id(samples::contents(&snapshot)?)?, reference(&held)?)
+        .map_err(|told| fail(format!("after the schedule: {told}")))?;
     samples::check_verified(&snapshot).context(|| format!("schedule {seed}"))?;
     held.sort_unstable();
     let doubled = held.windows(2).any(|two| two[0] == two[1]);

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{
-    Context, Input, Isolation, OnCorrupt, Policies, Policy, Purpose, Reader, Snapshot, Texts, Transaction, Validate, compact, create,
-    create_branch, fence, merge,
+    Context, Input, Isolation, OnCorrupt, Policies, Policy, Purpose, Reader, Snapshot, Texts, Transaction, Validate,
+    compact, create, create_branch, fence, merge,
 };
 use penstock_error::{Error, Kind, Result};
 use penstock_format::record::{Record, RecordKind};
@@ -28,7 +28,8 @@ const WORKERS: u64 = 8;
 /// The columns whose values the model knows, after the key.
 const COLUMNS: [&str; 2] = ["a", "b"];
 /// Codes of errors that a writer may see while the disk fails and others commit.
-const EXPECTED: [&str; 5] = ["conflict", "storage-failed", "commit-state-unknown", "transaction-expired", "interrupted"];
+const EXPECTED: [&str; 5] =
+    ["conflict", "storage-failed", "commit-state-unknown", "transaction-expired", "interrupted"];
 
 type Cells = [Option<i32>; 2];
 /// The samples by key, each with its row id and its cells.
@@ -64,10 +65,17 @@ fn samples_of(snapshot: &Arc<Snapshot>) -> Result<Samples> {
     for spec in specs {
         let mut data = vec![0; snapshot.len() as usize * 4];
         let nulls = reader.fixed(spec, &mut data)?.unwrap_or_else(|| vec![false; snapshot.len() as usize]);
-        let cells = data.as_chunks::<4>().0.iter().zip(nulls).map(|(bytes, null)| (!null).then_some(i32::from_le_bytes(*bytes)));
+        let cells = data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .zip(nulls)
+            .map(|(bytes, null)| (!null).then_some(i32::from_le_bytes(*bytes)));
         values.push(cells.collect::<Vec<_>>());
     }
-    let sample = |(place, row_id): (usize, i64)| (values[0][place].unwrap_or(-1), (row_id, [values[1][place], values[2][place]]));
+    let sample = |(place, row_id): (usize, i64)| {
+        (values[0][place].unwrap_or(-1), (row_id, [values[1][place], values[2][place]]))
+    };
     let found: Samples = reader.plan.row_ids().iter().copied().enumerate().map(sample).collect();
     match found.len() as u64 == snapshot.len() {
         true => Ok(found),
@@ -115,7 +123,9 @@ impl Effects {
             let Some(key) = number(1) else { return false };
             match words[0] {
                 "append" => model.insert(key, [number(2), number(3)]).is_none(),
-                "update" => model.get_mut(&key).map(|cells| cells[number(2).unwrap_or(0) as usize] = number(3)).is_some(),
+                "update" => {
+                    model.get_mut(&key).map(|cells| cells[number(2).unwrap_or(0) as usize] = number(3)).is_some()
+                }
                 "delete" => model.remove(&key).is_some(),
                 // Both sides of a merge may have deleted it.
                 "drop" => {
@@ -159,7 +169,13 @@ impl Writer<'_> {
     }
 
     /// Add random changes to a transaction. Returns the keys that it appends, in order.
-    fn change(&mut self, base: &Arc<Snapshot>, transaction: &mut Transaction, on: &Samples, effects: &mut Effects) -> Result<Vec<i32>> {
+    fn change(
+        &mut self,
+        base: &Arc<Snapshot>,
+        transaction: &mut Transaction,
+        on: &Samples,
+        effects: &mut Effects,
+    ) -> Result<Vec<i32>> {
         let mut appended = Vec::new();
         if self.random.chance(2) || on.len() < 4 {
             let cells: Vec<Cells> = (0..1 + self.random.below(3)).map(|_| [self.cell(), self.cell()]).collect();
@@ -209,10 +225,19 @@ impl Writer<'_> {
             }
             3 => {
                 let mut transaction = Transaction::begin(base, Isolation::Serializable)?;
-                let extra = transaction.schema().columns.iter().map(|spec| spec.name.clone()).find(|name| name.starts_with('x'));
+                let extra = transaction
+                    .schema()
+                    .columns
+                    .iter()
+                    .map(|spec| spec.name.clone())
+                    .find(|name| name.starts_with('x'));
                 match extra.filter(|_| self.random.chance(2)) {
                     Some(name) => transaction.drop_column(&name, true)?,
-                    None => transaction.add_column(column(&format!("x{tag}")), Some(input("x", &[Some(7)])), Validate::Header)?,
+                    None => transaction.add_column(
+                        column(&format!("x{tag}")),
+                        Some(input("x", &[Some(7)])),
+                        Validate::Header,
+                    )?,
                 }
                 let (_, snapshot) = transaction.commit(tag, "writer", "{}")?;
                 Ok(Some(("schema", snapshot, Vec::new())))
@@ -233,7 +258,12 @@ impl Writer<'_> {
                     }
                 }
                 let message = Effects::between(&before, &samples_of(&branch)?).message(tag);
-                let merged = merge(&base, &branch.id(), &Policies::new(Policy::Fail, Vec::new()), Texts { message: &message, ..texts })?;
+                let merged = merge(
+                    &base,
+                    &branch.id(),
+                    &Policies::new(Policy::Fail, Vec::new()),
+                    Texts { message: &message, ..texts },
+                )?;
                 Ok(Some(("merge", merged.snapshot, appended)))
             }
             _ => {
@@ -247,7 +277,10 @@ impl Writer<'_> {
                 let message = effects.message(tag);
                 let (receipt, snapshot) = transaction.commit(&message, "writer", "{}")?;
                 if snapshot.record().gc_epoch != epoch {
-                    self.lock().wrong.push(format!("{tag} began in epoch {epoch}, and was committed in {}", snapshot.record().gc_epoch));
+                    self.lock().wrong.push(format!(
+                        "{tag} began in epoch {epoch}, and was committed in {}",
+                        snapshot.record().gc_epoch
+                    ));
                 }
                 Ok(Some(("data", snapshot, keys.into_iter().zip(receipt.first_row_id..).collect())))
             }
@@ -295,11 +328,13 @@ fn write(open: Open, seed: u64, first: i32, told: &Mutex<Told>) -> Result<()> {
     let (count, commits) = (3 + random.below(4) as i32, 2 + random.below(5));
     let opened = |number| Ok((number, random.number(), open()?));
     // On a slow machine, a writer without patience may not even open the dataset.
-    let is_reachable = |writer: &Result<_>| !writer.as_ref().is_err_and(|error: &Error| error.kind() == Kind::Unavailable);
+    let is_reachable =
+        |writer: &Result<_>| !writer.as_ref().is_err_and(|error: &Error| error.kind() == Kind::Unavailable);
     let writers = (first..first + count).map(opened).filter(is_reachable).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
         for (number, seed, handle) in writers {
-            scope.spawn(move || Writer { number, random: Random(seed), handle, commits: 0, keys: 0, told }.run(commits));
+            scope
+                .spawn(move || Writer { number, random: Random(seed), handle, commits: 0, keys: 0, told }.run(commits));
         }
     });
     Ok(())
@@ -334,19 +369,27 @@ fn check(open: Open, told: &Told) -> Result<()> {
             let tag = transaction.message.split(';').next().unwrap_or_default();
             *tags.entry(tag.to_owned()).or_default() += 1;
             if !Effects::apply(&transaction.message, &mut model) {
-                return fail(format!("`{}` cannot follow the commits before it:\n{}", transaction.message, shown_log(&records)));
+                return fail(format!(
+                    "`{}` cannot follow the commits before it:\n{}",
+                    transaction.message,
+                    shown_log(&records)
+                ));
             }
         }
     }
     if let Some(lost) = told.tags.iter().find(|tag| tags.get(*tag) != Some(&1)) {
-        return fail(format!("commit {lost} was acknowledged, and is there {} times", tags.get(lost).copied().unwrap_or(0)));
+        return fail(format!(
+            "commit {lost} was acknowledged, and is there {} times",
+            tags.get(lost).copied().unwrap_or(0)
+        ));
     }
     let found = samples_of(&snapshot)?;
     let cells: BTreeMap<i32, Cells> = found.iter().map(|(key, (_, cells))| (*key, *cells)).collect();
     if cells != model {
         let differs = |key: &&i32| cells.get(key) != model.get(key);
         let keys: BTreeSet<&i32> = cells.keys().chain(model.keys()).filter(differs).collect();
-        let states = keys.iter().map(|key| format!("{key}: {:?}, but its log says {:?}", cells.get(key), model.get(key)));
+        let states =
+            keys.iter().map(|key| format!("{key}: {:?}, but its log says {:?}", cells.get(key), model.get(key)));
         return fail(format!("the dataset has {}\n{}", states.collect::<Vec<_>>().join("; "), shown_log(&records)));
     }
     let moved = |(key, row_id): (&i32, &i64)| found.get(key).is_some_and(|(found, _)| found != row_id);
@@ -402,7 +445,8 @@ fn remote_schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Verbs> {
     let is_hard = random.chance(3);
     let mut faults = Faults { seed, late_ms: 5, in_a_row: if is_hard { 0 } else { 3 }, ..Faults::default() };
     faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(if is_hard { 120 } else { 40 }));
-    let through = Minio::options(proxy.address, &[("timeout_seconds", if is_hard { "0.5" } else { "120" }), ("hedge", hedged)])?;
+    let through =
+        Minio::options(proxy.address, &[("timeout_seconds", if is_hard { "0.5" } else { "120" }), ("hedge", hedged)])?;
     let told = Mutex::new(Told::default());
     let open = || opened(Arc::new(Remote::open(&uri, &direct)?));
     let through_proxy = || {
@@ -424,7 +468,12 @@ fn check_verbs(count: u64, verbs: &Verbs) {
     if count < 100 {
         return assert!(verbs.get("data").is_some_and(|done| *done > 0), "{verbs:?}");
     }
-    assert!(["data", "merge", "compact", "schema", "fence"].iter().all(|verb| verbs.get(verb).is_some_and(|done| *done > 0)), "{verbs:?}");
+    assert!(
+        ["data", "merge", "compact", "schema", "fence"]
+            .iter()
+            .all(|verb| verbs.get(verb).is_some_and(|done| *done > 0)),
+        "{verbs:?}"
+    );
 }
 
 #[test]
@@ -445,7 +494,8 @@ fn writers_on_a_server_lose_nothing_and_see_what_the_log_says() -> Result<()> {
     let seeds = slice(SEEDS_ON_A_SERVER, 100);
     let verbs = Mutex::new(Verbs::new());
     schedules(minio.address, seeds.clone(), WORKERS, |seed, proxy| {
-        let done = remote_schedule(seed, &minio, proxy).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
+        let done = remote_schedule(seed, &minio, proxy)
+            .map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
         let mut verbs = verbs.lock().unwrap_or_else(PoisonError::into_inner);
         done.into_iter().for_each(|(verb, count)| *verbs.entry(verb).or_default() += count);
         Ok(())

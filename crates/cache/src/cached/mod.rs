@@ -26,7 +26,8 @@ impl Cached {
     fn whole(&self, name: &str) -> Option<Bytes> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let extent = drive.find_usable(&key, None).ok().flatten().filter(|extent| extent.object_bytes <= EXTENT_BYTES)?;
+        let extent =
+            drive.find_usable(&key, None).ok().flatten().filter(|extent| extent.object_bytes <= EXTENT_BYTES)?;
         let table = extent.whole_table().ok()?;
         let mut body = vec![0; extent.data_bytes() as usize];
         let is_sound = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
@@ -42,7 +43,9 @@ impl Cached {
     fn is_whole(&self, name: &str) -> std::io::Result<Option<u64>> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let Some(extent) = drive.find_usable(&key, None)?.filter(|extent| extent.object_bytes <= EXTENT_BYTES) else { return Ok(None) };
+        let Some(extent) = drive.find_usable(&key, None)?.filter(|extent| extent.object_bytes <= EXTENT_BYTES) else {
+            return Ok(None);
+        };
         Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes))
     }
 
@@ -61,7 +64,9 @@ impl Cached {
         }
         let reserved = u64::from(extent.pages()) * PAGE_BYTES - stored_bytes(&extent.whole_table()?);
         if room::reserve(drive, &self.store, reserved)? {
-            extent.write(0, body, now_seconds()).inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
+            extent
+                .write(0, body, now_seconds())
+                .inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
         }
         Ok(())
     }
@@ -73,7 +78,9 @@ impl Cached {
             let key = self.key(name, number);
             let (drive_number, drive) = self.numbered_drive_of(&key);
             let remove = || {
-                let Some((extent, _)) = drive.find_any(&key)? else { return drive.remove_unreadable(&key).map(|()| None) };
+                let Some((extent, _)) = drive.find_any(&key)? else {
+                    return drive.remove_unreadable(&key).map(|()| None);
+                };
                 is_of(&extent, name).then(|| upkeep::remove(drive, &extent)).transpose()
             };
             if self.removing(drive_number, remove)?.is_none() {
@@ -105,8 +112,12 @@ impl Cached {
     /// remain, without their notes. Fails if notes may still be there. No note is believed then. Cost: opens each extent.
     pub fn clear(&self, is_meant: impl Fn(&str) -> bool) -> std::io::Result<u64> {
         let is_meant = |key: &Key| *key.store() == *self.store && is_meant(key.name());
-        let cleared =
-            self.drives().drives.iter().enumerate().map(|(number, drive)| self.removing(number, || upkeep::clear(drive, &is_meant)));
+        let cleared = self
+            .drives()
+            .drives
+            .iter()
+            .enumerate()
+            .map(|(number, drive)| self.removing(number, || upkeep::clear(drive, &is_meant)));
         // A drive that fails does not keep the others.
         cleared.collect::<Vec<_>>().into_iter().sum()
     }
@@ -192,8 +203,9 @@ impl Read for Cached {
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
         let pieces: Vec<usize> = ranges.iter().map(|range| range.pieces.len()).collect();
-        let kept =
-            |range: &RangeRequest| self.keeps(&range.name) && range.object_bytes.is_some_and(|bytes| bytes > 0 && range.end() <= bytes);
+        let kept = |range: &RangeRequest| {
+            self.keeps(&range.name) && range.object_bytes.is_some_and(|bytes| bytes > 0 && range.end() <= bytes)
+        };
         let (mut ours, others): (Vec<_>, Vec<_>) = ranges.into_iter().enumerate().partition(|(_, range)| kept(range));
         let mut answers: Vec<Result<Vec<Bytes>>> = pieces.iter().map(|count| Ok(vec![Bytes::new(); *count])).collect();
         let (numbers, others): (Vec<usize>, Vec<RangeRequest>) = others.into_iter().unzip();
@@ -210,7 +222,9 @@ impl Read for Cached {
             let mut names = HashSet::new();
             let count = rest
                 .iter()
-                .take_while(|(_, range)| names.contains(&range.name) || (names.len() < OBJECTS_AT_ONCE && names.insert(range.name.clone())))
+                .take_while(|(_, range)| {
+                    names.contains(&range.name) || (names.len() < OBJECTS_AT_ONCE && names.insert(range.name.clone()))
+                })
                 .count();
             let (some, later) = std::mem::take(&mut rest).split_at_mut(count.max(1));
             rest = later;
@@ -231,8 +245,10 @@ impl Read for Cached {
             return self.cold.map(name, bytes);
         }
         let memory = Recycled::fresh(bytes as usize);
-        let memory = memory.map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
-        let range = RangeRequest { slots: vec![Some(memory.slot())], ..RangeRequest::plain(name, 0, bytes, Some(bytes)) };
+        let memory =
+            memory.map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
+        let range =
+            RangeRequest { slots: vec![Some(memory.slot())], ..RangeRequest::plain(name, 0, bytes, Some(bytes)) };
         only(self.fetch(vec![range])).map(|bytes| self.hold(bytes))
     }
 

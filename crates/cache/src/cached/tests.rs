@@ -22,7 +22,8 @@ fn body(seed: u64) -> Vec<u8> {
 
 /// A cache over a store in memory with two objects. Stores in one folder have the same identity.
 fn cache(folder: &Path, budget: &str) -> Result<Cached> {
-    let objects: BTreeMap<String, Bytes> = [("d/one", 1), ("d/two", 2)].map(|(name, seed)| (name.to_owned(), body(seed).into())).into();
+    let objects: BTreeMap<String, Bytes> =
+        [("d/one", 1), ("d/two", 2)].map(|(name, seed)| (name.to_owned(), body(seed).into())).into();
     let spec = Spec::parse(&format!("{}:{budget}", folder.display()))?;
     Ok(Cached::over(Arc::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
@@ -91,7 +92,10 @@ fn each_byte_is_fetched_once() -> Result<()> {
     // The rest was fetched in whole pages, so each byte was fetched exactly once.
     assert_eq!(traffic(&cached).range_bytes, 2 * OBJECT_BYTES);
     let counts = totals(&cached);
-    assert_eq!((counts.cold_bytes, counts.corrupt_pages, counts.bypassed_bytes, counts.evicted_bytes), (2 * OBJECT_BYTES, 0, 0, 0));
+    assert_eq!(
+        (counts.cold_bytes, counts.corrupt_pages, counts.bypassed_bytes, counts.evicted_bytes),
+        (2 * OBJECT_BYTES, 0, 0, 0)
+    );
     // Another process finds everything.
     let again = cache(folder.path(), "100MB")?;
     check(&again, &[(0, OBJECT_BYTES), (5, 7)])?;
@@ -105,7 +109,8 @@ fn each_byte_is_fetched_once() -> Result<()> {
 fn one_version_of_an_object_is_cached_with_its_note() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
-        let objects = [("d/a?1?x", 1), ("d/a?2?y", 2)].map(|(name, seed)| (name.to_owned(), Bytes::from(body(seed)))).into();
+        let objects =
+            [("d/a?1?x", 1), ("d/a?2?y", 2)].map(|(name, seed)| (name.to_owned(), Bytes::from(body(seed)))).into();
         let spec = Spec::parse(&format!("{}:100MB", folder.path().display()))?;
         Cached::over(Arc::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY).with_notes()
     };
@@ -134,7 +139,9 @@ fn one_version_of_an_object_is_cached_with_its_note() -> Result<()> {
     assert!(cached.noted("d/a").is_none() && totals(&cached).bytes == 0 && extents(folder.path()).is_empty());
     read(&cached, "d/a?1?x", 1)?;
     assert_eq!(cached.clear(|name| name.starts_with("d/b")).ok(), Some(0));
-    assert!(cached.clear(|name| name.starts_with("d/a")).is_ok_and(|freed| freed > 1_500_000) && totals(&cached).bytes == 0);
+    assert!(
+        cached.clear(|name| name.starts_with("d/a")).is_ok_and(|freed| freed > 1_500_000) && totals(&cached).bytes == 0
+    );
     Ok(())
 }
 
@@ -164,12 +171,14 @@ fn random_reads_return_the_bytes_of_the_store() -> Result<()> {
 fn pieces_with_gaps_fill_their_slots() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let (cached, whole) = (cache(folder.path(), "100MB")?, body(1));
-    let pieces = vec![Piece { skip: 10, bytes: 20_000 }, Piece { skip: 0, bytes: 1 }, Piece { skip: 8192, bytes: 4096 }];
+    let pieces =
+        vec![Piece { skip: 10, bytes: 20_000 }, Piece { skip: 0, bytes: 1 }, Piece { skip: 8192, bytes: 4096 }];
     for _ in 0..2 {
         let memory = Recycled::fresh(24_097).unwrap();
         let mut rest = memory.slot();
         let slots = pieces.iter().map(|piece| Some(rest.split_to(piece.bytes))).collect();
-        let range = RangeRequest { pieces: pieces.clone(), slots, ..RangeRequest::plain("d/one", 5000, 0, Some(OBJECT_BYTES)) };
+        let range =
+            RangeRequest { pieces: pieces.clone(), slots, ..RangeRequest::plain("d/one", 5000, 0, Some(OBJECT_BYTES)) };
         let found = cached.fetch(vec![range]).remove(0)?;
         let expected = [&whole[5010..25_010], &whole[25_010..25_011], &whole[33_203..37_299]];
         assert!(found.iter().zip(expected).all(|(found, expected)| found == expected));
@@ -186,7 +195,8 @@ fn threads_that_want_the_same_bytes_fetch_them_once() -> Result<()> {
         for cached in &caches {
             for thread in 0..2 {
                 scope.spawn(move || {
-                    let ranges: Vec<(u64, u64)> = (0..30).map(|range| ((range * 7 + thread) % 30 * 100_000, 100_000)).collect();
+                    let ranges: Vec<(u64, u64)> =
+                        (0..30).map(|range| ((range * 7 + thread) % 30 * 100_000, 100_000)).collect();
                     assert!(ranges.chunks(5).all(|some| check(cached, some).is_ok()));
                 });
             }
@@ -322,19 +332,27 @@ fn other_folders_are_refused() -> Result<()> {
     assert_eq!(code(&foreign, "1MB"), Some("invalid-argument"));
     assert_eq!(std::fs::read_dir(&foreign).into_iter().flatten().count(), 1);
     let newer = outer.path().join("newer");
-    assert!(std::fs::create_dir(&newer).is_ok() && std::fs::write(newer.join("penstock-cache"), "penstock cache, format 2 2 2\n").is_ok());
+    assert!(
+        std::fs::create_dir(&newer).is_ok()
+            && std::fs::write(newer.join("penstock-cache"), "penstock cache, format 2 2 2\n").is_ok()
+    );
     assert_eq!(code(&newer, "1MB"), Some("invalid-argument"));
     // Damaged bits of a marker are mended.
     assert!(std::fs::write(newer.join("penstock-cache"), b"pen\xfftock cache, format 1 0 1\n").is_ok());
     assert_eq!(code(&newer, "1MB"), None);
-    assert!(std::fs::read(newer.join("penstock-cache")).is_ok_and(|found| found.ends_with(b"stock cache, format 1 1 1\n")));
+    assert!(
+        std::fs::read(newer.join("penstock-cache")).is_ok_and(|found| found.ends_with(b"stock cache, format 1 1 1\n"))
+    );
     assert_eq!(code(&foreign.join("thesis.tex"), "1MB"), Some("storage-failed"));
     // The size is written once, and may be left out later.
     let spec = |text: String| Spec::parse(&text).and_then(|spec| Drives::open(&spec));
     let plain = outer.path().join("plain");
     assert!(spec(plain.display().to_string()).is_err());
     assert!(spec(format!("{}:5MB", plain.display())).is_ok());
-    assert_eq!(spec(plain.display().to_string())?.drives[0].usage.total().map(|total| total.budget_bytes).ok(), Some(5_000_000));
+    assert_eq!(
+        spec(plain.display().to_string())?.drives[0].usage.total().map(|total| total.budget_bytes).ok(),
+        Some(5_000_000)
+    );
     assert_eq!(cache(&plain, "1MB")?.cold.counters().reads.load(Relaxed), 0);
     Ok(())
 }

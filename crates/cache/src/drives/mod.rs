@@ -46,7 +46,8 @@ impl Drives {
         }
         if drives.is_empty() {
             // Reads then go to the store. The folder is tried again when the store is opened next.
-            let why: Vec<String> = failed.iter().map(|(folder, error)| format!("`{}`: {error}", folder.display())).collect();
+            let why: Vec<String> =
+                failed.iter().map(|(folder, error)| format!("`{}`: {error}", folder.display())).collect();
             return Err(Error::new("storage-failed", format!("cannot use cache {}", why.join(", ")))
                 .hint("repair the folder, choose another one, or use no cache"));
         }

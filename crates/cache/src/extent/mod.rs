@@ -55,7 +55,12 @@ impl Extent {
     /// Open the extent at a path, whatever object it is of. Returns it and its note, which may be empty.
     pub fn open_noted(path: &Path) -> io::Result<Option<(Extent, Vec<u8>)>> {
         let file = match File::options().read(true).write(true).open(path) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory
+                ) =>
+            {
                 return Ok(None);
             }
             other => other?,
@@ -71,10 +76,12 @@ impl Extent {
 
     /// Create the file of an extent, without any pages. The caller holds the extent's lock, and has reserved `overhead_bytes`.
     pub fn create(path: &Path, key: &Key, object_bytes: u64) -> io::Result<Extent> {
-        let layout = ExtentLayout::of(object_bytes, key.extent, key.identity.len() as u64, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let layout = ExtentLayout::of(object_bytes, key.extent, key.identity.len() as u64, 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
         let tail = tail::tail(key, object_bytes, b"");
         let mut options = private::options();
-        let file = options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let file =
+            options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         file.write_all_at(&tail, layout.identity)?;
         Ok(Extent::with(file, layout, object_bytes, key.clone()))
     }
@@ -186,14 +193,21 @@ impl Extent {
     pub fn read_now(&self, pages: Range<u32>, out: &mut [u8]) -> io::Result<bool> {
         let mut table = [0; 4 * STRETCH_PAGES as usize];
         let Some(table) = table.get_mut(..4 * pages.len()) else { return Ok(false) };
-        let parts = [(&mut *table, self.layout.table + 4 * u64::from(pages.start)), (&mut *out, u64::from(pages.start) * PAGE_BYTES)];
+        let parts = [
+            (&mut *table, self.layout.table + 4 * u64::from(pages.start)),
+            (&mut *out, u64::from(pages.start) * PAGE_BYTES),
+        ];
         for (part, at) in parts {
             if read_in_memory(&self.file, part, at)? < part.len() {
                 return Ok(false);
             }
         }
         let crcs = table.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc));
-        Ok(out.chunks(PAGE_BYTES as usize).zip(pages).zip(crcs).all(|((page, number), crc)| crc != 0 && self.crc(number, page) == crc))
+        Ok(out
+            .chunks(PAGE_BYTES as usize)
+            .zip(pages)
+            .zip(crcs)
+            .all(|((page, number), crc)| crc != 0 && self.crc(number, page) == crc))
     }
 
     /// Return the pages of a range that are stored but do not match their checksums. Cost: reads all of them.
@@ -218,7 +232,10 @@ impl Extent {
     /// first to be evicted. The caller holds the lock on these pages and has reserved their bytes.
     pub fn write(&self, first: u32, data: &[u8], now_seconds: u32) -> io::Result<()> {
         self.file.write_all_at(data, u64::from(first) * PAGE_BYTES)?;
-        let crcs = data.chunks(PAGE_BYTES as usize).zip(first..).flat_map(|(page, number)| self.crc(number, page).to_le_bytes());
+        let crcs = data
+            .chunks(PAGE_BYTES as usize)
+            .zip(first..)
+            .flat_map(|(page, number)| self.crc(number, page).to_le_bytes());
         let crcs: Vec<u8> = crcs.collect();
         self.file.write_all_at(&crcs, self.layout.table + 4 * u64::from(first))?;
         let end = first + (crcs.len() / 4) as u32;

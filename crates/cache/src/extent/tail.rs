@@ -82,7 +82,8 @@ impl ExtentLayout {
         let table = data_bytes.next_multiple_of(8);
         let stamps = table + 4 * data_bytes.div_ceil(PAGE_BYTES);
         let identity = stamps + 4 * data_bytes.div_ceil(STRETCH_BYTES);
-        let layout = ExtentLayout { data_bytes, table, stamps, identity, footer: identity + identity_bytes + note_bytes };
+        let layout =
+            ExtentLayout { data_bytes, table, stamps, identity, footer: identity + identity_bytes + note_bytes };
         (data_bytes > 0 && identity_bytes + note_bytes <= MOST_TAIL_BYTES).then_some(layout)
     }
 
@@ -125,13 +126,17 @@ pub fn read_tail(file: &File) -> io::Result<Option<Tail>> {
         return Ok(None);
     }
     let (words, _) = footer.as_chunks::<4>();
-    let [_, _, low, high, extent, identity_bytes, note_bytes, crc] = std::array::from_fn(|at| u32::from_le_bytes(words[at]));
+    let [_, _, low, high, extent, identity_bytes, note_bytes, crc] =
+        std::array::from_fn(|at| u32::from_le_bytes(words[at]));
     let object_bytes = u64::from(low) | u64::from(high) << 32;
     let (identity_bytes, note_bytes) = (u64::from(identity_bytes), u64::from(note_bytes));
     let layout = ExtentLayout::of(object_bytes, extent, identity_bytes, note_bytes);
     let Some(layout) = layout.filter(|layout| layout.footer == footer_at) else { return Ok(None) };
     let mut identity = vec![0; (identity_bytes + note_bytes) as usize];
-    if !is_read(file.read_exact_at(&mut identity, layout.identity))? || &footer[..8] != MAGIC || crc != crc_of_footer(&identity, &footer) {
+    if !is_read(file.read_exact_at(&mut identity, layout.identity))?
+        || &footer[..8] != MAGIC
+        || crc != crc_of_footer(&identity, &footer)
+    {
         return Ok(None);
     }
     let note = identity.split_off(identity_bytes as usize);

@@ -101,7 +101,9 @@ fn versions_of_an_object_share_their_place() {
     assert_eq!(of("a?1?x", 0).place(), of("a?2?y", 0).place());
     assert_eq!(of("a?1?x", 0).place(), of("a", 0).place());
     assert_ne!(of("a?1?x", 0).hash(), of("a?2?y", 0).hash());
-    for other in [of("a?1?x", 1), of("b?1?x", 0), Key::new("s3://bucket2", "a?1?x", "", 0), Key::new("s3", "bucket\na", "", 0)] {
+    for other in
+        [of("a?1?x", 1), of("b?1?x", 0), Key::new("s3://bucket2", "a?1?x", "", 0), Key::new("s3", "bucket\na", "", 0)]
+    {
         assert_ne!(of("a?1?x", 0).place(), other.place());
     }
     // Without versions, both hashes are the same.
@@ -126,7 +128,10 @@ fn every_flipped_bit_reads_as_not_cached() -> io::Result<()> {
             Some(extent) => {
                 let found = pages(&extent)?;
                 assert!(
-                    found.iter().zip(&expected).all(|(found, expected)| found.as_ref().is_none_or(|found| found == expected)),
+                    found
+                        .iter()
+                        .zip(&expected)
+                        .all(|(found, expected)| found.as_ref().is_none_or(|found| found == expected)),
                     "byte {at}"
                 );
                 lost += usize::from(found.contains(&None));

@@ -64,7 +64,8 @@ pub struct Belady {
 impl Belady {
     /// Begin with runs of these sizes, none of which is cached.
     pub fn new(run_bytes: impl IntoIterator<Item = u64>, capacity_bytes: u64, reserve_bytes: u64) -> Belady {
-        let run = |bytes| RunState { bytes, residence: Residence::Cold, next_use: NEVER, free_from: 0, is_worth: false };
+        let run =
+            |bytes| RunState { bytes, residence: Residence::Cold, next_use: NEVER, free_from: 0, is_worth: false };
         Belady {
             runs: run_bytes.into_iter().map(run).collect(),
             capacity_bytes,
@@ -166,7 +167,8 @@ impl Belady {
     pub fn access(&mut self, run: u32, step: u64, next_use: u64) -> Option<Fetch> {
         let RunState { bytes, residence, .. } = self.runs[run as usize];
         let mut fetch = Fetch { run, needed: step, victims: Vec::new(), from: 0, keep: true };
-        let is_kept = self.is_worth(run, next_use) && (residence == Residence::Kept || self.displace(run, step, next_use));
+        let is_kept =
+            self.is_worth(run, next_use) && (residence == Residence::Kept || self.displace(run, step, next_use));
         if residence == Residence::Cold {
             fetch.keep = self.make_room(bytes, &mut fetch);
             if !fetch.keep {
@@ -190,7 +192,10 @@ impl Belady {
         while room < bytes {
             let Some((latest, victim)) = self.by_next_use.pop() else { break };
             let found = &self.runs[victim as usize];
-            if found.residence != Residence::Kept || found.next_use != latest || victims.iter().any(|(_, other)| *other == victim) {
+            if found.residence != Residence::Kept
+                || found.next_use != latest
+                || victims.iter().any(|(_, other)| *other == victim)
+            {
                 continue;
             }
             victims.push((latest, victim));
@@ -268,8 +273,9 @@ mod tests {
 
     fn simulate(uses: &[u32], capacity: u64) -> Vec<Fetch> {
         let mut belady = Belady::new([1; 8], capacity, 0);
-        let next =
-            |step: usize| uses[step + 1..].iter().position(|run| *run == uses[step]).map_or(NEVER, |ahead| (step + 1 + ahead) as u64);
+        let next = |step: usize| {
+            uses[step + 1..].iter().position(|run| *run == uses[step]).map_or(NEVER, |ahead| (step + 1 + ahead) as u64)
+        };
         (0..uses.len()).filter_map(|step| belady.access(uses[step], step as u64, next(step))).collect()
     }
 
@@ -351,8 +357,9 @@ mod tests {
     fn a_cache_that_holds_everything_fetches_each_run_once() {
         let mut belady = Belady::new([10, 20, 30], 60, 0);
         assert!(belady.has(1, 5));
-        let fetches: Vec<Option<u32>> =
-            (0..9).map(|step| belady.access(step % 3, u64::from(step), u64::from(step) + 3).map(|fetch| fetch.run)).collect();
+        let fetches: Vec<Option<u32>> = (0..9)
+            .map(|step| belady.access(step % 3, u64::from(step), u64::from(step) + 3).map(|fetch| fetch.run))
+            .collect();
         assert_eq!(fetches, [Some(0), None, Some(2), None, None, None, None, None, None]);
         assert_eq!(belady.free_bytes(), 0);
     }

@@ -89,7 +89,8 @@ impl Numbers {
     fn is_near(&self, member: Member, read: u64) -> bool {
         let is_new = u64::from(now_seconds()).saturating_sub(self.of(Field::Joined)) <= NEAR_SECONDS;
         let near_steps = NEAR_STEPS.max(member.stride);
-        self.of(Field::Read).abs_diff(read) <= near_steps || is_new && self.of(Field::Begin).abs_diff(member.begin) <= near_steps
+        self.of(Field::Read).abs_diff(read) <= near_steps
+            || is_new && self.of(Field::Begin).abs_diff(member.begin) <= near_steps
     }
 
     fn member(&self) -> Member {
@@ -132,7 +133,13 @@ pub struct Election {
 impl Election {
     /// Join the first group, from `first` on, that has no leader or one that is near. This member has read the steps below `read`, and reads those below
     /// `until`. A leader is near at step `read`, or if it has just begun where this member begins.
-    pub fn join(drive: &Drive, order: u64, member: Member, (read, until): (u64, u64), first: u64) -> io::Result<Election> {
+    pub fn join(
+        drive: &Drive,
+        order: u64,
+        member: Member,
+        (read, until): (u64, u64),
+        first: u64,
+    ) -> io::Result<Election> {
         let (folder, locks) = (drive.part(ORDERS), drive.part(LEADERS));
         let mut group = first;
         loop {
@@ -143,7 +150,8 @@ impl Election {
                 continue;
             }
             let mut numbers = [0; FIELDS];
-            let values = [order, group, member.rank, member.begin, member.stride, read, until, 0, 0, u64::from(leads.is_some())];
+            let values =
+                [order, group, member.rank, member.begin, member.stride, read, until, 0, 0, u64::from(leads.is_some())];
             numbers[..values.len()].copy_from_slice(&values);
             numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -170,7 +178,11 @@ impl Election {
         let all: Vec<(PathBuf, Numbers)> = members(&self.folder, self.order, self.group)?.collect();
         let is_known = all.iter().any(|(path, own)| *path == self.own.0.path && own.of(Field::Known) == 1);
         let leader = all.iter().find(|(_, other)| is_known && other.of(Field::Leads) == 1);
-        Ok(leader.map(|(_, leader)| Led { ready: leader.of(Field::Ready), floor: leader.of(Field::Floor), pulse: leader.of(Field::Pulse) }))
+        Ok(leader.map(|(_, leader)| Led {
+            ready: leader.of(Field::Ready),
+            floor: leader.of(Field::Floor),
+            pulse: leader.of(Field::Pulse),
+        }))
     }
 
     /// Look at all members, as the leader. Members that hold others up, which wait for them to read the steps below `wanted`, are left behind.

@@ -53,7 +53,8 @@ pub struct PlanLayout<'a> {
 impl PlanLayout<'_> {
     pub fn new(cached: &Cached, objects: Vec<Object>, page_runs: PageRuns) -> PlanLayout<'_> {
         let mut layout = PlanLayout { cached, objects, page_runs, drive_of: Vec::new(), used: Vec::new(), fits: false };
-        layout.drive_of = layout.page_runs.runs.iter().map(|run| cached.drives().number_of(&layout.key(run).0) as u16).collect();
+        layout.drive_of =
+            layout.page_runs.runs.iter().map(|run| cached.drives().number_of(&layout.key(run).0) as u16).collect();
         layout.fits = layout.fits();
         layout
     }
@@ -80,7 +81,8 @@ impl PlanLayout<'_> {
     /// Collect the uses of steps by the loaders that read them.
     pub fn uses(&self, future: &dyn Future, members: &[Member], steps: Range<u64>) -> Uses {
         let runs_of = |step| {
-            let mut ranks: Vec<u64> = members.iter().filter(|member| member.reads(step)).map(|member| member.rank).collect();
+            let mut ranks: Vec<u64> =
+                members.iter().filter(|member| member.reads(step)).map(|member| member.rank).collect();
             ranks.sort_unstable();
             ranks.dedup();
             self.page_runs.of(ranks.into_iter().flat_map(|rank| future.samples_of(step, rank)))
@@ -91,10 +93,13 @@ impl PlanLayout<'_> {
     /// Return whether the drives have room for all samples.
     fn fits(&self) -> bool {
         let drives = &self.cached.drives().drives;
-        let mut free: Vec<i128> = drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
+        let mut free: Vec<i128> =
+            drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
         let mut last = None;
         let is_needed = self.page_runs.is_needed();
-        for ((run, drive), _) in self.page_runs.runs.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed) {
+        for ((run, drive), _) in
+            self.page_runs.runs.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed)
+        {
             let room = &mut free[usize::from(*drive)];
             *room -= i128::from(run.bytes());
             if last.replace((run.object, run.extent)) != Some((run.object, run.extent)) {
@@ -126,7 +131,10 @@ impl PlanLayout<'_> {
         for (object, pages) in wanted {
             match joined.last_mut() {
                 // Gaps end with the extent.
-                Some((of, part)) if *of == object && pages.start <= part.end + gap_pages * u64::from(pages.start % EXTENT_PAGES != 0) => {
+                Some((of, part))
+                    if *of == object
+                        && pages.start <= part.end + gap_pages * u64::from(pages.start % EXTENT_PAGES != 0) =>
+                {
                     part.end = part.end.max(pages.end);
                 }
                 _ => joined.push((object, pages)),

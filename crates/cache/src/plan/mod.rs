@@ -38,7 +38,8 @@ impl Plan {
         let own = backpressure.clone();
         let run = move || {
             process::heed(own.stop.clone());
-            let planned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Planner::run(&own, &cached, future.as_ref())));
+            let planned =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Planner::run(&own, &cached, future.as_ref())));
             // Without a plan, the loader reads on its own, and reports what fails.
             drop(planned);
             own.end();

@@ -149,11 +149,13 @@ impl PageRuns {
 /// Return a number that is equal for loaders which read the same bytes in the same order, whatever part of it each one reads. Cost: computes
 /// a few steps.
 pub fn order_of(future: &dyn Future, objects: &[Object], runs: &PageRuns, place: &str) -> u64 {
-    let mut hash = objects.iter().fold(mix_text(0, place), |hash, object| mix_text(mix(hash ^ object.bytes), &object.name));
+    let mut hash =
+        objects.iter().fold(mix_text(0, place), |hash, object| mix_text(mix(hash ^ object.bytes), &object.name));
     let ranges = runs.ranges.iter().flat_map(|range| [range.start, range.end]).chain(runs.first_range.iter().copied());
     hash = ranges.fold(hash, |hash, number| mix(hash ^ u64::from(number)));
     for step in (0..COMPARED_STEPS).map(|part| part * COMPARED_EPOCHS * future.epoch_steps() / COMPARED_STEPS) {
-        hash = future.samples_of(step, 0).into_iter().fold(mix(hash ^ step), |hash, sample| mix(hash ^ u64::from(sample)));
+        hash =
+            future.samples_of(step, 0).into_iter().fold(mix(hash ^ step), |hash, sample| mix(hash ^ u64::from(sample)));
     }
     hash
 }

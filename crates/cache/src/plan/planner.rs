@@ -76,11 +76,19 @@ impl Planner<'_> {
             pages.for_each(|page| _ = here.insert(object, page));
         }
         let used = current.first_use.iter().enumerate().filter(|(_, first_use)| **first_use != NEVER);
-        let cached_bytes = used.filter(|(run, _)| is_cached(*run as u32)).map(|(run, _)| layout.page_runs.runs[run].bytes()).sum();
+        let cached_bytes =
+            used.filter(|(run, _)| is_cached(*run as u32)).map(|(run, _)| layout.page_runs.runs[run].bytes()).sum();
         let foreseen = Foreseen { cached_bytes, ..Foreseen::default() };
         let mut counted = Counted { layout: &layout, until: current.steps().end, here, foreseen };
         // The count ends where the epoch does.
-        let _ = plan(&layout, &mut caches, current, later, &mut |begin| layout.uses(future, &members, begin..begin), &mut counted);
+        let _ = plan(
+            &layout,
+            &mut caches,
+            current,
+            later,
+            &mut |begin| layout.uses(future, &members, begin..begin),
+            &mut counted,
+        );
         Ok(counted.foreseen)
     }
 
@@ -88,9 +96,9 @@ impl Planner<'_> {
     pub fn run(backpressure: &Backpressure, cached: &Cached, future: &dyn Future) -> Result<()> {
         let mut planner = Planner::new(cached, future)?;
         let drives = &cached.drives().drives;
-        let plans = drives
-            .iter()
-            .map(|drive| Registered::new(&drive.part(PLANS), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
+        let plans = drives.iter().map(|drive| {
+            Registered::new(&drive.part(PLANS), cached.store.as_bytes()).inspect_err(|error| drive.failed(error))
+        });
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
         if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
@@ -98,13 +106,17 @@ impl Planner<'_> {
         }
         let _planned = cached.planned();
         let folders: Vec<String> = drives.iter().map(|drive| drive.folder().display().to_string()).collect();
-        let order =
-            order_of(future, &planner.layout.objects, &planner.layout.page_runs, &format!("{} {}", cached.store, folders.join(" ")));
+        let order = order_of(
+            future,
+            &planner.layout.objects,
+            &planner.layout.page_runs,
+            &format!("{} {}", cached.store, folders.join(" ")),
+        );
         let mut first = 0;
         loop {
-            let joined = drives
-                .first()
-                .map(|drive| Election::join(drive, order, future.member(), (backpressure.read(), backpressure.until()), first));
+            let joined = drives.first().map(|drive| {
+                Election::join(drive, order, future.member(), (backpressure.read(), backpressure.until()), first)
+            });
             let Some(Ok(mut election)) = joined else { return planner.lead(backpressure, future, None).map(drop) };
             backpressure.shown_in(Some(election.own.clone()));
             let ended = loop {
@@ -126,7 +138,12 @@ impl Planner<'_> {
     }
 
     /// Plan one epoch after the other, and fetch what each one needs, for this loader or for all of its group.
-    fn lead(&mut self, backpressure: &Backpressure, future: &dyn Future, mut election: Option<&mut Election>) -> Result<Ended> {
+    fn lead(
+        &mut self,
+        backpressure: &Backpressure,
+        future: &dyn Future,
+        mut election: Option<&mut Election>,
+    ) -> Result<Ended> {
         let steps = self.steps_ahead;
         // Steps that the loader has begun on its own are left to it. If they were planned, their pages could be evicted before they are kept.
         let own_begin = if backpressure.has_started() { 0 } else { backpressure.start() };
@@ -146,7 +163,8 @@ impl Planner<'_> {
         };
         // What is worth keeping is chosen for whole epochs.
         let (current, later) = self.uses(future, &members, begin, (begin + 1).next_multiple_of(steps));
-        let is_shared = members.iter().enumerate().any(|(at, one)| members[..at].iter().any(|other| other.rank == one.rank));
+        let is_shared =
+            members.iter().enumerate().any(|(at, one)| members[..at].iter().any(|other| other.rank == one.rank));
         let passing_steps = if members.len() == 1 { 0 } else { 1 + u64::from(is_shared) };
         for run in self.find_cached(&current, &later, passing_steps) {
             self.layout.evict(run);
@@ -200,14 +218,17 @@ impl Planner<'_> {
     fn find_cached(&mut self, current: &Uses, later: &Uses, passing_steps: u64) -> Vec<u32> {
         let layout = &mut self.layout;
         let drives = &layout.cached.drives().drives;
-        layout.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
+        layout.used =
+            current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
         let store = &layout.cached.store;
         let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(store).unwrap_or(0)).collect();
         // What the store has beside the runs, such as pages of lists of files.
         let mut other_bytes: Vec<u64> = drives.iter().map(|drive| drive.store_bytes(store).unwrap_or(0)).collect();
         let mut cached: Vec<(u64, u32)> = Vec::new();
         let mut index = 0;
-        for of_extent in layout.page_runs.runs.chunk_by(|one, next| (one.object, one.extent) == (next.object, next.extent)) {
+        for of_extent in
+            layout.page_runs.runs.chunk_by(|one, next| (one.object, one.extent) == (next.object, next.extent))
+        {
             let number = layout.drive_number(index as u32);
             let (key, object_bytes) = layout.key(&of_extent[0]);
             let found = drives[number].find(&key, Some(object_bytes)).ok().flatten();
@@ -230,7 +251,8 @@ impl Planner<'_> {
             room_bytes = if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
             // What a step of several loaders reads must be there all at once.
             let step_bytes = current.steps().map(|step| layout.bytes_on(number, current.of(step))).max().unwrap_or(0);
-            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes);
+            let least =
+                PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes);
             let reserve = if layout.fits || passing_steps == 0 { 0 } else { least.min(room_bytes / 2) };
             let sizes = (0..layout.drive_of.len() as u32).map(|run| layout.bytes_on(number, &[run]));
             let mut cache = Belady::new(sizes, room_bytes, reserve);
@@ -333,7 +355,12 @@ fn plan(
 }
 
 /// Return the runs of a step and their next uses, those first that are worth keeping: the others have the room that is left.
-fn by_worth<'u>(layout: &PlanLayout, caches: &[Belady], runs: &[u32], next_uses: &mut impl Iterator<Item = &'u u64>) -> Vec<(u32, u64)> {
+fn by_worth<'u>(
+    layout: &PlanLayout,
+    caches: &[Belady],
+    runs: &[u32],
+    next_uses: &mut impl Iterator<Item = &'u u64>,
+) -> Vec<(u32, u64)> {
     let mut uses: Vec<(u32, u64)> = runs.iter().copied().zip(next_uses.copied()).collect();
     uses.sort_by_key(|(run, next_use)| !caches[layout.drive_number(*run)].is_worth(*run, *next_use));
     uses

@@ -77,7 +77,8 @@ struct QueueState<'a> {
 impl<'a> QueueState<'a> {
     /// Choose the next group: what is in memory is kept before more is fetched.
     fn next(&mut self) -> Option<(u64, GroupState<'a>, Fate)> {
-        let kept = self.groups.iter().position(|group| group.has_room() && matches!(group.state, GroupState::InMemory(_)));
+        let kept =
+            self.groups.iter().position(|group| group.has_room() && matches!(group.state, GroupState::InMemory(_)));
         let at = kept.or_else(|| self.groups.iter().position(|group| matches!(group.state, GroupState::Planned(_))))?;
         let group = &mut self.groups[at];
         Some((self.first + at as u64, std::mem::replace(&mut group.state, GroupState::Running), group.fate.clone()))
@@ -121,7 +122,14 @@ impl<'a> PrefetchQueue<'a> {
     /// Add a group, after which all steps below `ready` are ready. Waits while there is much to do.
     pub fn put(&self, runs: Vec<u32>, ready: u64, fate: Fate) {
         let mut state = self.lock();
-        while state.groups.iter().filter(|group| group.has_room() && !group.is_ready()).map(|group| group.bytes).sum::<u64>() > MOST_BYTES {
+        while state
+            .groups
+            .iter()
+            .filter(|group| group.has_room() && !group.is_ready())
+            .map(|group| group.bytes)
+            .sum::<u64>()
+            > MOST_BYTES
+        {
             state = self.wait(state);
         }
         let bytes = self.layout.page_runs.bytes(&runs);

@@ -17,6 +17,7 @@ use crate::spec::Spec;
 const SAMPLES: u32 = 64;
 /// Five pages.
 const SAMPLE_BYTES: u64 = 20_480;
+const ALL_BYTES: u64 = SAMPLES as u64 * SAMPLE_BYTES;
 const OBJECTS: u32 = 4;
 const BATCH: u64 = 4;
 
@@ -83,7 +84,8 @@ fn body(object: u32) -> Vec<u8> {
 const POLICY: Policy = Policy { keeps: |name| name.starts_with("d/"), memory_bytes: || 0, changed: || {} };
 
 fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
-    let objects: BTreeMap<String, bytes::Bytes> = (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
+    let objects: BTreeMap<String, bytes::Bytes> =
+        (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.display()))?;
     Ok(Cached::over(Arc::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
@@ -133,8 +135,9 @@ fn epochs(cached: &Cached, count: u64) -> Result<Vec<u64>> {
 /// Return the bytes of a cache that holds a part of all samples, in per cent.
 fn part_of_all(part: u64) -> u64 {
     let bytes = body(0).len() as u64;
-    let overhead =
-        (0..OBJECTS).map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0))).sum::<u64>();
+    let overhead = (0..OBJECTS)
+        .map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0)))
+        .sum::<u64>();
     u64::from(SAMPLES) * part / 100 * SAMPLE_BYTES + overhead
 }
 
@@ -143,7 +146,7 @@ fn a_cache_that_holds_everything_is_filled_once() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 4_000_000)?;
     let cold = epochs(&cached, 3)?;
-    assert_eq!(cold.iter().sum::<u64>(), u64::from(SAMPLES) * SAMPLE_BYTES);
+    assert_eq!(cold.iter().sum::<u64>(), ALL_BYTES);
     assert_eq!((cold[1], cold[2]), (0, 0));
     // Another plan of another process finds it.
     let again = cache(folder.path(), 4_000_000)?;
@@ -160,16 +163,18 @@ fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
         let epoch_count = 6;
         let cold: u64 = epochs(&cached, epoch_count)?.iter().sum();
         // The same choice, computed over whole samples of five pages.
-        let steps = EPOCH_STEPS;
         let uses: Vec<u32> = (0..epoch_count).flat_map(order).collect();
         let capacity = (budget_bytes - part_of_all(0)) / SAMPLE_BYTES;
         let mut belady = Belady::new((0..SAMPLES).map(|_| 1), capacity, 0);
         let mut misses = 0;
         for (at, sample) in uses.iter().enumerate() {
-            let next = uses[at + 1..].iter().position(|next| next == sample).map_or(NEVER, |ahead| (at + 1 + ahead) as u64 / BATCH);
+            let next = uses[at + 1..]
+                .iter()
+                .position(|next| next == sample)
+                .map_or(NEVER, |ahead| (at + 1 + ahead) as u64 / BATCH);
             misses += u64::from(belady.access(*sample, at as u64 / BATCH, next).is_some());
         }
-        let all = epoch_count * steps * BATCH;
+        let all = epoch_count * EPOCH_STEPS * BATCH;
         let (hits, expected) = (1.0 - cold as f64 / (all * SAMPLE_BYTES) as f64, 1.0 - misses as f64 / all as f64);
         // What is in memory for a while may be needed twice.
         assert!((-0.01..0.03).contains(&(hits - expected)), "{part} %: {hits:.3}, Belady {expected:.3}");
@@ -180,7 +185,6 @@ fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
 
 #[test]
 fn nothing_is_fetched_for_steps_that_are_not_read() -> Result<()> {
-    let all = u64::from(SAMPLES) * SAMPLE_BYTES;
     for part in [10, 50, 90] {
         let folder = tempfile::tempdir().unwrap();
         let cached = cache(folder.path(), part_of_all(part))?;
@@ -192,14 +196,14 @@ fn nothing_is_fetched_for_steps_that_are_not_read() -> Result<()> {
         read(&cached, &plan, future, EPOCH_STEPS, 2 * EPOCH_STEPS)?;
         drop(plan);
         let two = cold_bytes(&cached);
-        assert!(two < 2 * all - all * part / 200, "{part} %: {two} of {}", 2 * all);
+        assert!(two < 2 * ALL_BYTES - ALL_BYTES * part / 200, "{part} %: {two} of {}", 2 * ALL_BYTES);
         // A plan that knows of one epoch fetches one.
         let cached = cache(&folder.path().join("other"), part_of_all(part))?;
         let plan = started(&cached, future)?;
         read(&cached, &plan, future, 0, EPOCH_STEPS)?;
         std::thread::sleep(std::time::Duration::from_millis(50)); // Time enough to fetch early what is not wanted.
         drop(plan);
-        assert_eq!(cold_bytes(&cached), all, "{part} %");
+        assert_eq!(cold_bytes(&cached), ALL_BYTES, "{part} %");
     }
     Ok(())
 }
@@ -220,7 +224,7 @@ fn a_job_that_has_read_all_holds_up_no_other_one() -> Result<()> {
     read(&continues, &plans.1, other, one.end, other.end)?;
     let cold = cold_bytes(&ends) + cold_bytes(&continues) - before;
     // As much as if both read on, of which one fetches.
-    let both = together(&folder.path().join("both"), 20, &[other, other], 3)? - u64::from(SAMPLES) * SAMPLE_BYTES;
+    let both = together(&folder.path().join("both"), 20, &[other, other], 3)? - ALL_BYTES;
     assert!(cold <= both * 11 / 10, "{cold} of {both}");
     Ok(())
 }
@@ -230,7 +234,11 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
-        let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)? };
+        let plan = if steps % 2 == 0 {
+            started(&cached, ALONE)?
+        } else {
+            Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)?
+        };
         for step in 0..steps {
             plan.before(step);
             plan.after(step);
@@ -269,7 +277,7 @@ fn a_plan_waits_for_reads_that_keep_what_they_fetch() -> Result<()> {
 #[test]
 fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
-    let budget_bytes = u64::from(SAMPLES) * SAMPLE_BYTES + 100_000;
+    let budget_bytes = ALL_BYTES + 100_000;
     let cached = cache(folder.path(), budget_bytes)?;
     let plan = started(&cached, ALONE)?;
     for step in 0..2 * EPOCH_STEPS {
@@ -301,8 +309,10 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
 /// Let loaders read epochs at the same time, each through a handle of its own, as processes would. Returns the cold bytes of all of them.
 fn together(folder: &Path, part: u64, loaders: &[Shuffled], epoch_count: u64) -> Result<u64> {
     let end = epoch_count * EPOCH_STEPS;
-    let jobs: Vec<(Cached, Shuffled)> =
-        loaders.iter().map(|future| Ok((cache(folder, part_of_all(part))?, Shuffled { end, ..*future }))).collect::<Result<_>>()?;
+    let jobs: Vec<(Cached, Shuffled)> = loaders
+        .iter()
+        .map(|future| Ok((cache(folder, part_of_all(part))?, Shuffled { end, ..*future })))
+        .collect::<Result<_>>()?;
     let plans: Vec<Plan> = jobs.iter().map(|(cached, future)| started(cached, *future)).collect::<Result<_>>()?;
     std::thread::scope(|scope| {
         let work = |((cached, future), plan): ((Cached, Shuffled), Plan)| {
@@ -356,16 +366,11 @@ fn jobs_go_on_when_the_leader_ends_or_stands_still() -> Result<()> {
             read(&two, &follows, ALONE, 0, 3)?;
             thread.join().unwrap()
         })?;
-        let kept = if is_dropped {
-            drop(leads);
-            None
-        } else {
-            Some(leads)
-        };
+        let kept = (!is_dropped).then_some(leads);
         let before = cold_bytes(&two);
         read(&two, &follows, ALONE, 3, 4 * EPOCH_STEPS)?;
         // It leads now, so that its pages come through the cache.
-        assert!(cold_bytes(&two) - before < u64::from(SAMPLES) * SAMPLE_BYTES * 4);
+        assert!(cold_bytes(&two) - before < ALL_BYTES * 4);
         if let Some(leads) = kept {
             read(&one, &leads, ALONE, 3, EPOCH_STEPS)?;
         }
@@ -414,7 +419,10 @@ fn fetches_run_ahead_of_the_room_for_them() -> Result<()> {
     let fetched = settled(&cached);
     // What fits, 100 KiB in memory, and at most a step more.
     let room = budget_bytes - part_of_all(0);
-    assert!((room + (80 << 10)..=room + (100 << 10) + 2 * BATCH * SAMPLE_BYTES).contains(&fetched), "{fetched} bytes with room for {room}");
+    assert!(
+        (room + (80 << 10)..=room + (100 << 10) + 2 * BATCH * SAMPLE_BYTES).contains(&fetched),
+        "{fetched} bytes with room for {room}"
+    );
     read(&cached, &plan, ALONE, 0, 3 * EPOCH_STEPS)?;
     drop(plan);
     assert_eq!(passes(&cached), 0);
@@ -431,7 +439,8 @@ fn a_cache_smaller_than_a_step_passes_it_through_memory() -> Result<()> {
         settled(&cached);
         assert!(passes(&cached) >= 2, "{} samples are in memory", passes(&cached));
         read(&cached, &plan, future, 0, 3 * EPOCH_STEPS)?;
-        assert!(cold_bytes(&cached) <= 3 * u64::from(SAMPLES) * SAMPLE_BYTES, "{} bytes were fetched", cold_bytes(&cached));
+        let cold = cold_bytes(&cached);
+        assert!(cold <= 3 * ALL_BYTES, "{cold} bytes were fetched");
         drop(plan);
         assert_eq!(passes(&cached), 0);
         assert!(cached.drives().drives[0].usage.total().is_ok_and(|total| total.bytes <= total.budget_bytes));

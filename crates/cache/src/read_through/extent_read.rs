@@ -75,8 +75,9 @@ impl<'a> ExtentRead<'a> {
         for run in runs {
             let table = extent.and_then(|extent| extent.table(run.clone()).ok());
             for page in run.clone() {
-                let is_cached =
-                    table.as_ref().is_some_and(|table| table[(page - run.start) as usize] != 0 && !self.corrupt.contains(&page));
+                let is_cached = table
+                    .as_ref()
+                    .is_some_and(|table| table[(page - run.start) as usize] != 0 && !self.corrupt.contains(&page));
                 if !is_cached && !self.has_fetched(page) {
                     join(&mut lacking, page..page + 1, 0);
                 }
@@ -96,7 +97,8 @@ impl<'a> ExtentRead<'a> {
         let Range { start: begin, end } = bytes_of(pages);
         let until = self.needed.partition_point(|needed| needed.start < end);
         let inside = self.needed[..until].iter().rev().take_while(|needed| needed.end > begin);
-        let (first, last) = inside.fold((end, begin), |(first, last), needed| (first.min(needed.start), last.max(needed.end)));
+        let (first, last) =
+            inside.fold((end, begin), |(first, last), needed| (first.min(needed.start), last.max(needed.end)));
         first.max(begin)..last.min(end).max(begin)
     }
 
@@ -143,9 +145,9 @@ impl<'a> ExtentRead<'a> {
             return locked.into_iter().map(|pages| (pages, true)).collect();
         }
         let mut has_room = true;
-        let cut = locked
-            .iter()
-            .flat_map(|pages| pages.clone().step_by(STRETCH_PAGES as usize).map(|first| first..pages.end.min(first + STRETCH_PAGES)));
+        let cut = locked.iter().flat_map(|pages| {
+            pages.clone().step_by(STRETCH_PAGES as usize).map(|first| first..pages.end.min(first + STRETCH_PAGES))
+        });
         let reserve = |pages: Range<u32>| {
             has_room = has_room && self.has_room(self.reserved_bytes(&pages));
             (pages, has_room)

@@ -130,7 +130,16 @@ impl<'a> ReadThrough<'a> {
 
     fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> ReadThrough<'a> {
         let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
-        ReadThrough { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
+        ReadThrough {
+            cached,
+            parts: Vec::new(),
+            wanted: Vec::new(),
+            scratch,
+            now_seconds: now_seconds(),
+            keeps,
+            _keeping: None,
+            gap_bytes,
+        }
     }
 
     /// Add the events of all parts to the counters of the store and the counts of each drive, once.
@@ -161,9 +170,13 @@ impl<'a> ReadThrough<'a> {
     fn parts_of(&mut self, name: &str, object_bytes: u64, begin: u64, bytes: u64) -> usize {
         let extents = (begin / EXTENT_BYTES) as u32..=((begin + bytes.max(1) - 1) / EXTENT_BYTES) as u32;
         // Ranges of one object follow each other, so its parts are the last ones.
-        let first = self.parts.iter().rposition(|part| part.is_of(name, *extents.start()) && part.object_bytes == object_bytes);
+        let first =
+            self.parts.iter().rposition(|part| part.is_of(name, *extents.start()) && part.object_bytes == object_bytes);
         let has_all = |first: &usize| {
-            extents.clone().zip(*first..).all(|(extent, at)| self.parts.get(at).is_some_and(|part| part.is_of(name, extent)))
+            extents
+                .clone()
+                .zip(*first..)
+                .all(|(extent, at)| self.parts.get(at).is_some_and(|part| part.is_of(name, extent)))
         };
         if let Some(first) = first.filter(has_all) {
             return first;
@@ -215,7 +228,12 @@ impl<'a> ReadThrough<'a> {
     }
 
     /// ReadThrough a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
-    fn complete(&mut self, wanted: &mut Wanted, first: bool, done: &mut dyn FnMut(usize, usize, Result<Bytes>)) -> bool {
+    fn complete(
+        &mut self,
+        wanted: &mut Wanted,
+        first: bool,
+        done: &mut dyn FnMut(usize, usize, Result<Bytes>),
+    ) -> bool {
         while let Some((part, bytes)) = wanted.rest().next() {
             if !self.push(part, bytes, &mut wanted.target) {
                 return false;
@@ -294,7 +312,9 @@ impl<'a> ReadThrough<'a> {
             if missing.is_empty() {
                 continue;
             }
-            let flight = flights.entry(std::ptr::from_ref(part.drive)).or_insert_with(|| if self.keeps { part.begin().ok() } else { None });
+            let flight = flights
+                .entry(std::ptr::from_ref(part.drive))
+                .or_insert_with(|| if self.keeps { part.begin().ok() } else { None });
             let flight = flight.as_ref().and_then(|(flight, _)| flight.as_ref());
             let locked = part.lock(&missing, flight);
             let runs = match part.drive.succeeded(locked).flatten() {

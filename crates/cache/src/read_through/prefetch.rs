@@ -18,7 +18,8 @@ pub type ExtentPages = (Arc<str>, u64, u32, Range<u32>);
 impl<'a> ReadThrough<'a> {
     /// PageFetch and keep pages. With `gaps`, the pages between them are wanted later as well. Cost: one request per run of pages.
     pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = ExtentPages>) -> Result<()> {
-        ReadThrough::of_runs(cached, true, if gaps { cached.cold.features().request_cost.gap_bytes } else { 0 }, runs).fetch_all()
+        ReadThrough::of_runs(cached, true, if gaps { cached.cold.features().request_cost.gap_bytes } else { 0 }, runs)
+            .fetch_all()
     }
 
     /// Read or fetch pages into memory, without locks. Those that cannot be fetched are left out. Cost: one request per run of pages.
@@ -52,10 +53,16 @@ impl<'a> ReadThrough<'a> {
     }
 
     /// PageFetch ranges from the store, except those that are in memory. Returns whether each one was, and its pieces.
-    pub(super) fn answers(&self, ranges: Vec<RangeRequest>, order: &[Pieces], fetches: &[PageFetch]) -> Vec<(bool, Result<Vec<Bytes>>)> {
+    pub(super) fn answers(
+        &self,
+        ranges: Vec<RangeRequest>,
+        order: &[Pieces],
+        fetches: &[PageFetch],
+    ) -> Vec<(bool, Result<Vec<Bytes>>)> {
         let held: Vec<Option<Vec<Bytes>>> =
             ranges.iter().zip(order).map(|(range, pieces)| self.in_memory(range, pieces, fetches)).collect();
-        let missing = ranges.into_iter().zip(&held).filter(|(_, held)| held.is_none()).map(|(range, _)| range).collect();
+        let missing =
+            ranges.into_iter().zip(&held).filter(|(_, held)| held.is_none()).map(|(range, _)| range).collect();
         let mut fetched = self.cached.cold.fetch(missing).into_iter();
         let answers = held.into_iter().map(|held| match held {
             Some(pieces) => (true, Ok(pieces)),
@@ -76,7 +83,12 @@ impl<'a> ReadThrough<'a> {
         each.collect()
     }
 
-    fn of_runs(cached: &'a Cached, keeps: bool, gap_bytes: u64, runs: impl Iterator<Item = ExtentPages>) -> ReadThrough<'a> {
+    fn of_runs(
+        cached: &'a Cached,
+        keeps: bool,
+        gap_bytes: u64,
+        runs: impl Iterator<Item = ExtentPages>,
+    ) -> ReadThrough<'a> {
         let mut read = ReadThrough::empty(cached, keeps, gap_bytes);
         for (name, object_bytes, extent, pages) in runs {
             let part = read.parts_of(&name, object_bytes, u64::from(extent) * EXTENT_BYTES, 1);

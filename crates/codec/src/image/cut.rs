@@ -94,7 +94,8 @@ impl Convert {
         let repeated = |list: &[f32]| list.iter().copied().cycle().take(channels).collect::<Vec<f32>>();
         let (mean, std) = (repeated(mean), repeated(std));
         self.scale = repeated(&self.scale).iter().zip(&std).map(|(scale, std)| scale / std).collect();
-        self.bias = repeated(&self.bias).iter().zip(&mean).zip(&std).map(|((bias, mean), std)| (bias - mean) / std).collect();
+        self.bias =
+            repeated(&self.bias).iter().zip(&mean).zip(&std).map(|((bias, mean), std)| (bias - mean) / std).collect();
     }
 
     fn is_plain(&self) -> bool {
@@ -144,7 +145,10 @@ pub fn cut(source: &[u8], dtype: Dtype, cut: &Cut, convert: Option<&Convert>, ou
             let channels = convert.scale.len();
             let last = cut.size[cut.rank - 1];
             if channels > 1 && channels != last {
-                return Err(Error::new("invalid-argument", format!("cannot normalise: values have {last} channels, expected {channels}")));
+                return Err(Error::new(
+                    "invalid-argument",
+                    format!("cannot normalise: values have {last} channels, expected {channels}"),
+                ));
             }
             scratch.factors(convert, row_elements);
         }
@@ -235,9 +239,22 @@ fn cut_row(row: Option<&[u8]>, cell: usize, dtype: Dtype, cut: &Cut, inner: usiz
 fn mirror(row: &[u8], cell: usize, out: &mut [u8]) {
     match cell {
         1 => out.iter_mut().zip(row.iter().rev()).for_each(|(out, byte)| *out = *byte),
-        3 => out.as_chunks_mut::<3>().0.iter_mut().zip(row.as_chunks::<3>().0.iter().rev()).for_each(|(out, pixel)| *out = *pixel),
-        4 => out.as_chunks_mut::<4>().0.iter_mut().zip(row.as_chunks::<4>().0.iter().rev()).for_each(|(out, pixel)| *out = *pixel),
-        _ => out.chunks_exact_mut(cell).zip(row.chunks_exact(cell).rev()).for_each(|(out, pixel)| out.copy_from_slice(pixel)),
+        3 => out
+            .as_chunks_mut::<3>()
+            .0
+            .iter_mut()
+            .zip(row.as_chunks::<3>().0.iter().rev())
+            .for_each(|(out, pixel)| *out = *pixel),
+        4 => out
+            .as_chunks_mut::<4>()
+            .0
+            .iter_mut()
+            .zip(row.as_chunks::<4>().0.iter().rev())
+            .for_each(|(out, pixel)| *out = *pixel),
+        _ => out
+            .chunks_exact_mut(cell)
+            .zip(row.chunks_exact(cell).rev())
+            .for_each(|(out, pixel)| out.copy_from_slice(pixel)),
     }
 }
 
@@ -255,7 +272,9 @@ fn convert_row(row: &[u8], dtype: Dtype, scale: &[f32], bias: &[f32], to: Dtype,
         return match (dtype, to) {
             (Dtype::Uint8, Dtype::Float32) => {
                 let out = out.as_chunks_mut::<4>().0;
-                out.iter_mut().zip(row).for_each(|(out, value)| *out = (f32::from(*value) * scale + bias).to_ne_bytes());
+                out.iter_mut()
+                    .zip(row)
+                    .for_each(|(out, value)| *out = (f32::from(*value) * scale + bias).to_ne_bytes());
                 Ok(())
             }
             _ => general(row, dtype, |_| (scale, bias), to, out),
@@ -394,6 +413,9 @@ mod tests {
             let expected = if to == Dtype::Int16 { vec![-3.0, 0.0, 1.0, 300.0] } else { vec![-3.5, 0.0, 1.25, 300.0] };
             assert_eq!(back, expected);
         }
-        assert!(cut(&source, Dtype::Complex64, &Cut::whole(&[2]), Some(&Convert::cast(Dtype::Float32)), &mut [0; 8]).is_err());
+        assert!(
+            cut(&source, Dtype::Complex64, &Cut::whole(&[2]), Some(&Convert::cast(Dtype::Float32)), &mut [0; 8])
+                .is_err()
+        );
     }
 }

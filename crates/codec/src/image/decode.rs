@@ -48,12 +48,18 @@ pub fn outline(bytes: &[u8]) -> Option<Outline> {
 
 fn check_size(header: &Header, limits: Limits) -> Result<()> {
     if header.width == 0 || header.height == 0 {
-        return Err(undecodable(format!("cannot decode image: it is {} x {} pixels, expected 1 x 1 or more", header.width, header.height)));
+        return Err(undecodable(format!(
+            "cannot decode image: it is {} x {} pixels, expected 1 x 1 or more",
+            header.width, header.height
+        )));
     }
     if header.width.saturating_mul(header.height) > limits.pixels {
         return Err(Error::new(
             "media-too-large",
-            format!("cannot decode image: it has {} x {} pixels, but at most {} are allowed", header.width, header.height, limits.pixels),
+            format!(
+                "cannot decode image: it has {} x {} pixels, but at most {} are allowed",
+                header.width, header.height, limits.pixels
+            ),
         )
         .hint("this may be a decompression bomb; if it is not, raise the limit with ps.configure(image_pixels=…)"));
     }

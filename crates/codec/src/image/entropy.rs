@@ -30,8 +30,9 @@ const FAR: usize = 64;
 const BLOCKS_IN_MCU: usize = 10;
 
 const NATURAL: [u8; 64] = [
-    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28, 35, 42, 49, 56,
-    57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
+    28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
+    47, 55, 62, 63,
 ];
 
 /// A Huffman table in the library's layout: the number of codes of each length, and their symbols.
@@ -147,7 +148,8 @@ impl Table {
     }
 
     fn long_code(&self, bits: u64) -> Option<Code> {
-        let length = (VALUE_BITS + 1..=16).find(|length| (bits >> (64 - length)) as i32 <= self.last[*length as usize])?;
+        let length =
+            (VALUE_BITS + 1..=16).find(|length| (bits >> (64 - length)) as i32 <= self.last[*length as usize])?;
         let at = (bits >> (64 - length)) as i32 + self.place[length as usize];
         Some(Code { length, symbol: *self.codes.symbols.get(at as usize)? })
     }
@@ -155,7 +157,9 @@ impl Table {
     /// Compute the entry of `values` for the top of `bits`.
     fn value(&self, bits: u64) -> u32 {
         match self.code(bits) {
-            Some(code) if code.both() <= VALUE_BITS => code.both() | code.run() << 8 | number(bits << code.length, code.size()) << 16,
+            Some(code) if code.both() <= VALUE_BITS => {
+                code.both() | code.run() << 8 | number(bits << code.length, code.size()) << 16
+            }
             _ => 0,
         }
     }
@@ -239,7 +243,8 @@ impl Bits {
     #[inline(always)]
     fn is_sound(&self, bytes: &[u8]) -> bool {
         let rest = bytes.get(self.next..).unwrap_or_default();
-        self.count >= self.padding && (rest.len() >= FAR || rest.windows(2).any(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff)))
+        self.count >= self.padding
+            && (rest.len() >= FAR || rest.windows(2).any(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff)))
     }
 
     #[inline(always)]
@@ -359,8 +364,14 @@ impl Entropy {
         }
         let blocks = usize::try_from(scan.blocks).ok()?;
         let members = scan.members.get(..blocks)?;
-        let mut place =
-            ScanState { bits: Bits::default(), dc: [0; 4], blocks, component: [0; 10], flat: [false; 10], tables: [[0; 2]; 10] };
+        let mut place = ScanState {
+            bits: Bits::default(),
+            dc: [0; 4],
+            blocks,
+            component: [0; 10],
+            flat: [false; 10],
+            tables: [[0; 2]; 10],
+        };
         let before = std::mem::take(&mut self.before);
         for (number, member) in members.iter().enumerate() {
             place.component[number] = usize::try_from(member.component).ok().filter(|component| *component < 4)?;
@@ -394,7 +405,11 @@ impl Entropy {
             match &mut wanted {
                 Some(blocks) => {
                     blocks[number][0] = *sum as i16;
-                    if place.flat[number] { bits.skip(bytes, ac)? } else { bits.coefficients(bytes, ac, &mut blocks[number])? }
+                    if place.flat[number] {
+                        bits.skip(bytes, ac)?
+                    } else {
+                        bits.coefficients(bytes, ac, &mut blocks[number])?
+                    }
                 }
                 None => bits.skip(bytes, ac)?,
             }
@@ -435,7 +450,9 @@ mod tests {
     /// Return Huffman codes of 2 to 16 bits for all AC symbols and some additional symbols. No code consists only of ones.
     fn codes() -> Codes {
         let mut codes = Codes { lengths: [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 10, 14, 18, 24, 80], symbols: [0; 256] };
-        let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0].into_iter().chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
+        let symbols = [0x01, 0x00, 0x02, 0x11, 0x03, 0xf0]
+            .into_iter()
+            .chain((0..=255u8).rev().filter(|symbol| symbol & 15 <= 10));
         for (place, symbol) in codes.symbols.iter_mut().zip(symbols) {
             *place = symbol;
         }

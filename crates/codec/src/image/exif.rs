@@ -17,15 +17,17 @@ pub fn orientation(bytes: &[u8]) -> u8 {
         reader.read_from_container(&mut std::io::Cursor::new(bytes))
     };
     let parsed = parsed.or_else(|error| error.distill_partial_result(|_| {}));
-    let value =
-        parsed.ok().and_then(|exif| exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0)));
+    let value = parsed.ok().and_then(|exif| {
+        exif.get_field(exif::Tag::Orientation, exif::In::PRIMARY).and_then(|field| field.value.get_uint(0))
+    });
     value.filter(|value| (1..=8).contains(value)).unwrap_or(1) as u8
 }
 
 /// Return whether this is a JPEG without an EXIF segment before its first scan. Most training images are such JPEGs. Returns false for
 /// unusual files, which the library handles.
 fn has_no_exif(bytes: &[u8]) -> bool {
-    let known = jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
+    let known =
+        jpeg::segments(bytes).find(|(marker, body)| *marker == 0xda || (*marker == 0xe1 && body.starts_with(b"Exif")));
     known.is_some_and(|(marker, _)| marker == 0xda)
 }
 
@@ -88,7 +90,9 @@ mod tests {
         let jpeg = |segments: &[u8]| [&[0xff, 0xd8][..], segments].concat();
         assert!(has_no_exif(&jpeg(b"\xff\xe0\0\x04ab\xff\xdb\0\x03a\xff\xda\0\x02")));
         assert!(!has_no_exif(&jpeg(b"\xff\xe0\0\x04ab\xff\xe1\0\x08Exif\0\0\xff\xda\0\x02")));
-        for odd in [&b""[..], b"\xff", b"\xff\xe0\0\x01\xff\xda\0\x02", b"\xff\xe0\0\x09ab", b"\0\xe0\0\x02\xff\xda\0\x02"] {
+        for odd in
+            [&b""[..], b"\xff", b"\xff\xe0\0\x01\xff\xda\0\x02", b"\xff\xe0\0\x09ab", b"\0\xe0\0\x02\xff\xda\0\x02"]
+        {
             assert!(!has_no_exif(&jpeg(odd)), "{odd:?}");
         }
         assert!(!has_no_exif(b"\x89PNG"));

@@ -43,12 +43,23 @@ impl Decoder {
         }
         let precision = decoder.get(tj::TJPARAM_TJPARAM_PRECISION as i32);
         if precision != 8 {
-            return Err(Error::new("unsupported-format", format!("cannot decode JPEG: {precision} bits per channel, expected 8"))
-                .hint("store it as a 16-bit PNG"));
+            return Err(Error::new(
+                "unsupported-format",
+                format!("cannot decode JPEG: {precision} bits per channel, expected 8"),
+            )
+            .hint("store it as a 16-bit PNG"));
         }
-        let channels = if decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32) == tj::TJCS_TJCS_GRAY as i32 { 1 } else { 3 };
-        let (width, height) = (decoder.get(tj::TJPARAM_TJPARAM_JPEGWIDTH as i32), decoder.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT as i32));
-        let header = Header { format: Format::Jpeg, width: width.max(0) as u64, height: height.max(0) as u64, channels, bits: 8 };
+        let channels =
+            if decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE as i32) == tj::TJCS_TJCS_GRAY as i32 { 1 } else { 3 };
+        let (width, height) =
+            (decoder.get(tj::TJPARAM_TJPARAM_JPEGWIDTH as i32), decoder.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT as i32));
+        let header = Header {
+            format: Format::Jpeg,
+            width: width.max(0) as u64,
+            height: height.max(0) as u64,
+            channels,
+            bits: 8,
+        };
         Ok((decoder, header))
     }
 
@@ -83,7 +94,8 @@ pub fn outline(bytes: &[u8]) -> Option<Outline> {
         let sampling = components.map(|component| (u64::from(component[1] >> 4), u64::from(component[1] & 15)));
         let most = sampling.clone().fold((1, 1), |most, one| (most.0.max(one.0), most.1.max(one.1)));
         let blocks = |size: usize, (part, all): (u64, u64)| (size as u64 * part).div_ceil(all * 8);
-        decoder_bytes = sampling.map(|one| blocks(width, (one.0, most.0)) * blocks(height, (one.1, most.1)) * 128).sum();
+        decoder_bytes =
+            sampling.map(|one| blocks(width, (one.0, most.0)) * blocks(height, (one.1, most.1)) * 128).sum();
     }
     Some(Outline { width, height, decoder_bytes })
 }
@@ -120,8 +132,16 @@ pub fn decode(bytes: &[u8], header: &Header) -> Result<Picture> {
     };
     let mut data = vec![0u8; width * height * stride];
     // SAFETY: the handle is live; `data` has width x height x stride bytes, as the format and pitch require.
-    let code =
-        unsafe { tj::tj3Decompress8(decoder.0, bytes.as_ptr(), bytes.len() as _, data.as_mut_ptr(), (width * stride) as i32, format) };
+    let code = unsafe {
+        tj::tj3Decompress8(
+            decoder.0,
+            bytes.as_ptr(),
+            bytes.len() as _,
+            data.as_mut_ptr(),
+            (width * stride) as i32,
+            format,
+        )
+    };
     if code != 0 && (decoder.is_fatal() || !has_end_marker(bytes)) {
         return Err(undecodable(format!("cannot decode JPEG: {}", decoder.message())));
     }

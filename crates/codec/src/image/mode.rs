@@ -57,9 +57,13 @@ impl Mode {
         };
         let hint = match better {
             Mode::Stored => "declare the column as ps.Image(mode=\"stored\")".into(),
-            _ => format!("declare the column as ps.Image(mode=\"{}\"), or with mode=\"stored\" if its images differ", better.name()),
+            _ => format!(
+                "declare the column as ps.Image(mode=\"{}\"), or with mode=\"stored\" if its images differ",
+                better.name()
+            ),
         };
-        Err(Error::new("unsupported-format", text).hint(format!("{hint}; or convert the images before you append them")))
+        Err(Error::new("unsupported-format", text)
+            .hint(format!("{hint}; or convert the images before you append them")))
     }
 }
 
@@ -77,16 +81,21 @@ pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     match (mode, picture.channels, picture.bits) {
         (Mode::Stored, ..) => Ok(picture),
         (Mode::Deep, 1, 16) | (Mode::Rgb, 3, 8) | (Mode::Grey, 1, 8) | (Mode::Rgba, 4, 8) => Ok(picture),
-        (Mode::Deep, 1, _) => with_form(1, 16, converted(data, |[grey]: &[u8; 1]| (u16::from(*grey) * 257).to_ne_bytes())),
+        (Mode::Deep, 1, _) => {
+            with_form(1, 16, converted(data, |[grey]: &[u8; 1]| (u16::from(*grey) * 257).to_ne_bytes()))
+        }
         (Mode::Rgb, 1, 8) => with_form(3, 8, converted(data, |[grey]: &[u8; 1]| [*grey; 3])),
         (Mode::Rgb, 4, 8) => with_form(3, 8, converted(data, on_white)),
         (Mode::Rgba, 1, 8) => with_form(4, 8, converted(data, |[grey]: &[u8; 1]| [*grey, *grey, *grey, 255])),
-        (Mode::Rgba, 3, 8) => with_form(4, 8, converted(data, |[red, green, blue]: &[u8; 3]| [*red, *green, *blue, 255])),
+        (Mode::Rgba, 3, 8) => {
+            with_form(4, 8, converted(data, |[red, green, blue]: &[u8; 3]| [*red, *green, *blue, 255]))
+        }
         (Mode::Grey, 3, 8) => with_form(1, 8, converted(data, |pixel: &[u8; 3]| [luma(*pixel)])),
         (Mode::Grey, 4, 8) => with_form(1, 8, converted(data, |pixel: &[u8; 4]| [luma(on_white(pixel))])),
-        (_, channels, bits) => {
-            Err(Error::new("unsupported-format", format!("cannot convert {channels} channels of {bits} bits to {}", mode.name())))
-        }
+        (_, channels, bits) => Err(Error::new(
+            "unsupported-format",
+            format!("cannot convert {channels} channels of {bits} bits to {}", mode.name()),
+        )),
     }
 }
 

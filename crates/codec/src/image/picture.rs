@@ -54,7 +54,8 @@ pub struct Picture {
 
 /// Return the error for an animation. Reading only its first frame would lose the others in silence.
 pub(crate) fn animation(format: &str) -> Error {
-    Error::new("unsupported-format", format!("cannot decode {format}: it is an animation")).hint("store its frames as separate images")
+    Error::new("unsupported-format", format!("cannot decode {format}: it is an animation"))
+        .hint("store its frames as separate images")
 }
 
 pub(crate) fn undecodable(text: impl Into<String>) -> Error {

@@ -86,7 +86,9 @@ pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> 
         let line_bytes = (picture.width * bits).div_ceil(8);
         let mask = (1u8 << bits) - 1;
         let unpacked = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (y, x)));
-        picture.data = unpacked.map(|(y, x)| picture.data[y * line_bytes + x * bits / 8] >> (8 - bits - x * bits % 8) & mask).collect();
+        picture.data = unpacked
+            .map(|(y, x)| picture.data[y * line_bytes + x * bits / 8] >> (8 - bits - x * bits % 8) & mask)
+            .collect();
     }
     picture.channels = 1;
     Ok(Some(picture))
@@ -94,7 +96,9 @@ pub fn decode_indices(bytes: &[u8], header: &Header) -> Result<Option<Picture>> 
 
 fn read_frame(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
     let mut reader = decoder.read_info().map_err(failed)?;
-    let size = reader.output_buffer_size().ok_or_else(|| undecodable("cannot decode PNG: it is larger than the address space"))?;
+    let size = reader
+        .output_buffer_size()
+        .ok_or_else(|| undecodable("cannot decode PNG: it is larger than the address space"))?;
     let mut data = vec![0; size];
     let info = reader.next_frame(&mut data).map_err(failed)?;
     data.truncate(info.buffer_size());
@@ -106,7 +110,13 @@ fn read_frame(decoder: Decoder<Cursor<&[u8]>>) -> Result<(Picture, ColorType)> {
         }
     }
     Ok((
-        Picture { height: info.height as usize, width: info.width as usize, channels: info.color_type.samples(), bits, data },
+        Picture {
+            height: info.height as usize,
+            width: info.width as usize,
+            channels: info.color_type.samples(),
+            bits,
+            data,
+        },
         info.color_type,
     ))
 }
@@ -130,7 +140,9 @@ pub fn encode(height: usize, width: usize, channels: usize, bits: u8, data: &[u8
         4 => ColorType::Rgba,
         other => return Err(invalid(format!("{other} channels, expected 1, 3 or 4"))),
     };
-    let side = |size: usize| u32::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| invalid(format!("{height} x {width} pixels")));
+    let side = |size: usize| {
+        u32::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| invalid(format!("{height} x {width} pixels")))
+    };
     let mut out = Vec::new();
     let mut encoder = Encoder::new(&mut out, side(width)?, side(height)?);
     encoder.set_color(color);
@@ -142,7 +154,8 @@ pub fn encode(height: usize, width: usize, channels: usize, bits: u8, data: &[u8
     } else {
         data
     };
-    let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(data).and_then(|()| writer.finish()));
+    let written =
+        encoder.write_header().and_then(|mut writer| writer.write_image_data(data).and_then(|()| writer.finish()));
     written.map_err(|error| invalid(error.to_string()))?;
     Ok(out)
 }

@@ -86,7 +86,8 @@ impl Session {
     fn open() -> Session {
         // SAFETY: the functions have no preconditions.
         let (bytes, message) = unsafe { (penstock_jpeg_session_bytes(), penstock_jpeg_message_bytes()) };
-        let mut session = Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message], entropy: Entropy::default() };
+        let mut session =
+            Session { memory: vec![0; bytes.div_ceil(8) + 1], message: vec![0; message], entropy: Entropy::default() };
         // SAFETY: the memory is zeroed, has the required size and is aligned for every field. Neither buffer moves while the session lives.
         unsafe { penstock_jpeg_open(session.memory.as_mut_ptr().cast(), session.message.as_mut_ptr().cast()) };
         session
@@ -97,7 +98,9 @@ impl Session {
     fn header(&mut self, bytes: &[u8]) -> Option<[c_int; 5]> {
         let mut found = [0; 5];
         // SAFETY: the session is open, and `bytes` outlives all reads, which end when the region is decoded or the next header is read.
-        let code = unsafe { penstock_jpeg_header(self.memory.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len(), found.as_mut_ptr()) };
+        let code = unsafe {
+            penstock_jpeg_header(self.memory.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len(), found.as_mut_ptr())
+        };
         (code == 0).then_some(found)
     }
 }
@@ -141,7 +144,10 @@ impl<'a> Encoded<'a> {
     pub fn region(&self, region: Region, denominator: usize) -> Result<Decoded<'a>> {
         let (width, height) = self.size();
         assert!(
-            region.width > 0 && region.height > 0 && region.left + region.width <= width && region.top + region.height <= height,
+            region.width > 0
+                && region.height > 0
+                && region.left + region.width <= width
+                && region.top + region.height <= height,
             "a region must be inside its image"
         );
         if self.header.format == Format::Jpeg
@@ -170,11 +176,21 @@ impl<'a> Encoded<'a> {
             let decoded = self.jpeg_region_by(session, region, denominator, true);
             // If our entropy decoder fails, the library's decoder determines the result. Trying our decoder first therefore never
             // changes the result.
-            if session.entropy.end() && decoded.is_none() { self.jpeg_region_by(session, region, denominator, false) } else { decoded }
+            if session.entropy.end() && decoded.is_none() {
+                self.jpeg_region_by(session, region, denominator, false)
+            } else {
+                decoded
+            }
         })
     }
 
-    fn jpeg_region_by(&self, session: &mut Session, region: Region, denominator: usize, own: bool) -> Option<Decoded<'a>> {
+    fn jpeg_region_by(
+        &self,
+        session: &mut Session,
+        region: Region,
+        denominator: usize,
+        own: bool,
+    ) -> Option<Decoded<'a>> {
         let [width, height, mcu_width, mcu_height, able] = session.header(self.bytes)?;
         if able == 0 {
             return None;

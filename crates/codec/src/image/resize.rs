@@ -123,15 +123,18 @@ pub fn decode(image: &Encoded<'_>, geometry: &Geometry, out: &mut [u8]) -> Resul
     let view = Region {
         left: decoded.left.floor() as usize,
         top: decoded.top.floor() as usize,
-        width: ((decoded.left + decoded.region_width).ceil() as usize).min(decoded.width) - decoded.left.floor() as usize,
-        height: ((decoded.top + decoded.region_height).ceil() as usize).min(decoded.height) - decoded.top.floor() as usize,
+        width: ((decoded.left + decoded.region_width).ceil() as usize).min(decoded.width)
+            - decoded.left.floor() as usize,
+        height: ((decoded.top + decoded.region_height).ceil() as usize).min(decoded.height)
+            - decoded.top.floor() as usize,
     };
     let left = decoded.left.fract() + from.0 * scale.0;
     let top = decoded.top.fract() + from.1 * scale.1;
     let (left, from_width) = inside(left, window.width as f64 * across * scale.0, view.width);
     let (top, from_height) = inside(top, window.height as f64 * down * scale.1, view.height);
     let size = (decoded.width, decoded.height);
-    let source = Cutout { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
+    let source =
+        Cutout { data: &decoded.data, kind: PixelType::U8x3, size, view, part: [left, top, from_width, from_height] };
     resize(&source, geometry.size(), filter.algorithm(antialias), out)
 }
 
@@ -155,14 +158,22 @@ struct Cutout<'a> {
 }
 
 /// Resize the part of the source into `out`, which has `out_width` x `out_height` pixels of the same kind.
-fn resize(source: &Cutout<'_>, (out_width, out_height): (usize, usize), algorithm: ResizeAlg, out: &mut [u8]) -> Result<()> {
+fn resize(
+    source: &Cutout<'_>,
+    (out_width, out_height): (usize, usize),
+    algorithm: ResizeAlg,
+    out: &mut [u8],
+) -> Result<()> {
     let Cutout { data, kind, size: (width, height), view, part: [left, top, from_width, from_height] } = *source;
-    let failed = |error: &dyn std::fmt::Display| Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"));
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::new("internal", format!("cannot resize {width} x {height} pixels: {error}"))
+    };
     let bytes = width * height * kind.size();
     let source = ImageRef::new(width as u32, height as u32, &data[..bytes], kind).map_err(|error| failed(&error))?;
     let source = CroppedImage::new(&source, view.left as u32, view.top as u32, view.width as u32, view.height as u32)
         .map_err(|error| failed(&error))?;
-    let mut target = Image::from_slice_u8(out_width as u32, out_height as u32, out, kind).map_err(|error| failed(&error))?;
+    let mut target =
+        Image::from_slice_u8(out_width as u32, out_height as u32, out, kind).map_err(|error| failed(&error))?;
     let options = ResizeOptions::new().resize_alg(algorithm).crop(left, top, from_width, from_height).use_alpha(false);
     RESIZER.with_borrow_mut(|resizer| {
         let done = resizer.resize(&source, &mut target, &options);
@@ -189,11 +200,18 @@ pub fn resize_pixels(
     out: &mut [u8],
 ) -> Result<()> {
     let Geometry { crop, resized, window } = *geometry;
-    let kept = Resized { width: crop.width, height: crop.height, filter: Filter::Nearest, antialias: false, fast: false };
+    let kept =
+        Resized { width: crop.width, height: crop.height, filter: Filter::Nearest, antialias: false, fast: false };
     let Resized { width: to_width, height: to_height, filter, antialias, .. } = resized.unwrap_or(kept);
     if filter.is_nearest() {
         let geometry = Geometry { resized: Some(resized.unwrap_or(kept)), ..*geometry };
-        pick_nearest(data, (width, channels * usize::from(bits) / 8), (crop.left as i64, crop.top as i64), &geometry, out);
+        pick_nearest(
+            data,
+            (width, channels * usize::from(bits) / 8),
+            (crop.left as i64, crop.top as i64),
+            &geometry,
+            out,
+        );
         return Ok(());
     }
     let kind = match (channels, bits) {
@@ -205,7 +223,12 @@ pub fn resize_pixels(
         (2, 16) => PixelType::U16x2,
         (3, 16) => PixelType::U16x3,
         (4, 16) => PixelType::U16x4,
-        _ => return Err(Error::new("unsupported-format", format!("cannot resize an image with {channels} channels of {bits} bits each"))),
+        _ => {
+            return Err(Error::new(
+                "unsupported-format",
+                format!("cannot resize an image with {channels} channels of {bits} bits each"),
+            ));
+        }
     };
     let (across, down) = (crop.width as f64 / to_width as f64, crop.height as f64 / to_height as f64);
     let (left, from_width) = inside(window.left as f64 * across, window.width as f64 * across, crop.width);
@@ -220,7 +243,13 @@ pub fn resize_pixels(
 
 /// Fill each pixel of a geometry's window with its nearest source pixel. The crop begins at `corner` in `data`, which has rows of `width`
 /// pixels.
-fn pick_nearest(data: &[u8], (width, pixel_bytes): (usize, usize), corner: (i64, i64), geometry: &Geometry, out: &mut [u8]) {
+fn pick_nearest(
+    data: &[u8],
+    (width, pixel_bytes): (usize, usize),
+    corner: (i64, i64),
+    geometry: &Geometry,
+    out: &mut [u8],
+) {
     let Geometry { crop, resized: Some(resized), window } = geometry else { return };
     let rows = nearest((crop.height, resized.height), window.top, window.height, resized.filter);
     let columns: Vec<usize> = nearest((crop.width, resized.width), window.left, window.width, resized.filter)

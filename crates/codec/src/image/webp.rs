@@ -70,9 +70,13 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
     let (width, height) = decoder.dimensions();
     // The decoder would allocate the frame before it checks that the frame fits the canvas.
     let canvas = (width as usize, height as usize);
-    if let Some(frame) = chunks(bytes).filter(|(name, _)| *name != b"VP8X").find_map(size_of).filter(|frame| *frame != canvas) {
+    if let Some(frame) =
+        chunks(bytes).filter(|(name, _)| *name != b"VP8X").find_map(size_of).filter(|frame| *frame != canvas)
+    {
         let (wide, high) = frame;
-        return Err(undecodable(format!("cannot decode WebP: it has a frame of {wide} x {high} pixels on a canvas of {width} x {height}")));
+        return Err(undecodable(format!(
+            "cannot decode WebP: it has a frame of {wide} x {high} pixels on a canvas of {width} x {height}"
+        )));
     }
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     Ok(Header { format: Format::Webp, width: width.into(), height: height.into(), channels, bits: 8 })

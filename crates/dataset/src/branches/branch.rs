@@ -12,7 +12,7 @@ use penstock_format::names::NameKind;
 use penstock_format::record::{RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
 
-use crate::commit::machine;
+use crate::commit::changes::transaction_entry;
 use crate::commit::manifest::root::write_root;
 use crate::commit::written::{Texts, Written};
 use crate::config::now_us;
@@ -48,7 +48,9 @@ pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot
         Ok(target)
     });
     let first = match created {
-        Ok(first) => made.filter(|made| made.id() == first).ok_or_else(|| Error::new("internal", "a branch has no log"))?,
+        Ok(first) => {
+            made.filter(|made| made.id() == first).ok_or_else(|| Error::new("internal", "a branch has no log"))?
+        }
         Err(error) => {
             if error.code() != "commit-state-unknown" {
                 remove(context, &mut made, &mut puts);
@@ -61,7 +63,13 @@ pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot
 }
 
 /// Put record 0 of a log that does not exist, and return its snapshot.
-fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str, &str), puts: &mut Vec<String>) -> Result<Snapshot> {
+fn put_first(
+    here: &Context,
+    at: &Snapshot,
+    lineage: u64,
+    (name, author): (&str, &str),
+    puts: &mut Vec<String>,
+) -> Result<Snapshot> {
     if lineage >= LINEAGES {
         let text = format!("{} operations on names leave no lineage for another branch", lineage - 1);
         return Err(Error::new("invalid-argument", text).hint("copy the snapshot into a new dataset"));
@@ -74,7 +82,8 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
         return Err(Error::new("conflict", "another writer was faster"));
     }
     if is_used {
-        let text = format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());
+        let text =
+            format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());
         return Err(Error::new("log-incomplete", text).hint("if this is an incomplete copy, copy `refs` again"));
     }
     let (mut record, root) = first_record(here, at, lineage, (name, author), puts)?;
@@ -92,7 +101,9 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
                 let random = here.new_id()?.0.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
                 record.branch = random << LINEAGE_BITS | lineage;
             }
-            true => return Snapshot::with_root(at.context.clone(), LogEntry::parse(&body.into(), record.branch, 0)?, root),
+            true => {
+                return Snapshot::with_root(at.context.clone(), LogEntry::parse(&body.into(), record.branch, 0)?, root);
+            }
         }
     }
 }
@@ -106,7 +117,7 @@ fn first_record(
     puts: &mut Vec<String>,
 ) -> Result<(Record, Arc<Root>)> {
     let before = at.record();
-    let entry = machine::entry(here.new_id()?, &format!("create branch {name}"), author, "{}", (0, 0))?;
+    let entry = transaction_entry(here.new_id()?, &format!("create branch {name}"), author, "{}", (0, 0))?;
     let record = Record {
         kind: RecordKind::Branch,
         branch: lineage,
@@ -144,8 +155,9 @@ pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
 }
 
 fn newest_of(context: &Context, name: &str, branch: u64) -> Result<LogEntry> {
-    newest::newest(context.storage.as_ref(), branch, None)?
-        .ok_or_else(|| Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri())))
+    newest::newest(context.storage.as_ref(), branch, None)?.ok_or_else(|| {
+        Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri()))
+    })
 }
 
 /// Return the name of a branch, or None if it was deleted. Costs nothing for `main`; otherwise as for `refs::names`.
@@ -153,7 +165,10 @@ pub fn branch_name(context: &Context, branch: u64) -> Result<Option<String>> {
     if branch == 0 {
         return Ok(Some(MAIN.to_owned()));
     }
-    Ok(refs::names(context, NameKind::Branch)?.into_iter().find(|(_, first)| first.branch == branch).map(|(name, _)| name))
+    Ok(refs::names(context, NameKind::Branch)?
+        .into_iter()
+        .find(|(_, first)| first.branch == branch)
+        .map(|(name, _)| name))
 }
 
 /// Delete a branch: end its log, then remove its name. Its snapshots remain. Cost: a commit, and as for `refs::delete_tag`.

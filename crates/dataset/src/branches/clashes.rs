@@ -62,8 +62,12 @@ impl Clash {
         let samples = format!("{count} sample{} (row ids {row_ids}{more})", if count == 1 { "" } else { "s" });
         match (self.column.as_str(), self.what) {
             ("", _) => format!("{samples}, which one side deleted: the other side or an older merge changed them"),
-            (column, Clashing::Lacking) => format!("{samples} that this branch lacks and the commit changed in column `{column}`"),
-            (column, Clashing::Deleted) => format!("{samples} that one side deleted and the other one changed in column `{column}`"),
+            (column, Clashing::Lacking) => {
+                format!("{samples} that this branch lacks and the commit changed in column `{column}`")
+            }
+            (column, Clashing::Deleted) => {
+                format!("{samples} that one side deleted and the other one changed in column `{column}`")
+            }
             (column, Clashing::Changed) => format!("{samples} in column `{column}`, which both sides changed"),
         }
     }
@@ -78,5 +82,7 @@ pub fn error(clashes: &[Clash]) -> Error {
         Some(clash) => found.column(&clash.column),
         None => found,
     };
-    found.row_ids(row_ids).hint("choose with on_conflict=\"ours\" or \"theirs\", or with a dict of columns; nothing was committed")
+    found
+        .row_ids(row_ids)
+        .hint("choose with on_conflict=\"ours\" or \"theirs\", or with a dict of columns; nothing was committed")
 }

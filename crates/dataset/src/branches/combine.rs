@@ -98,11 +98,14 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
     let known = ours.pages();
     let (mut parts, mut row_ids, mut copied) = (Vec::new(), Vec::new(), Vec::new());
     let count = |fragment: &Fragment, ids: &RowIds| ids.count_in_runs(&fragment.runs);
-    let is_gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
+    let is_gone =
+        |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
     let own = names_in(ours, theirs, &known, is_gone)?;
     let mut is_needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
         0 => false,
-        all if all == fragment.samples && is_gone(fragment) => fragment.files.first().is_some_and(|file| !own.contains(&file.id)),
+        all if all == fragment.samples && is_gone(fragment) => {
+            fragment.files.first().is_some_and(|file| !own.contains(&file.id))
+        }
         all if all == fragment.samples => count(fragment, wanted.added) + count(fragment, wanted.learned) > 0,
         _ => {
             copied.extend(&fragment.runs);
@@ -124,7 +127,12 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
 }
 
 /// Return which data files of the fragments that `is_gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
-fn names_in(ours: &Snapshot, theirs: &Snapshot, known: &HashSet<PageRef>, is_gone: impl Fn(&Fragment) -> bool) -> Result<HashSet<Id>> {
+fn names_in(
+    ours: &Snapshot,
+    theirs: &Snapshot,
+    known: &HashSet<PageRef>,
+    is_gone: impl Fn(&Fragment) -> bool,
+) -> Result<HashSet<Id>> {
     let mut files = HashSet::new();
     theirs.each_fragment_outside(known, |fragment| {
         files.extend(fragment.files.first().filter(|_| is_gone(fragment)).map(|file| file.id));
@@ -164,7 +172,14 @@ pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> 
             part => {
                 part.page().iter().try_for_each(|page| theirs.context.carry_statistics(page))?;
                 let fragments = theirs.fragments(*index)?;
-                loose.extend(fragments.as_slice().iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(fragment, _)| fragment.clone()));
+                loose.extend(
+                    fragments
+                        .as_slice()
+                        .iter()
+                        .zip(wanted)
+                        .filter(|(_, wanted)| **wanted)
+                        .map(|(fragment, _)| fragment.clone()),
+                );
             }
         }
     }
@@ -174,14 +189,20 @@ pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> 
 
 /// Write samples of `theirs` again, under their row ids. `columns` are those that it has: the files of its fragments may have old values of others. Cost: reads
 /// and writes their values once.
-pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowIds, puts: &mut Vec<String>) -> Result<Rewritten> {
+pub fn copied_samples(
+    theirs: &Arc<Snapshot>,
+    columns: &HashSet<u64>,
+    ids: &RowIds,
+    puts: &mut Vec<String>,
+) -> Result<Rewritten> {
     let mut all = Rewritten::default();
     let mut found: Vec<(RowIds, Vec<&ColumnSpec>)> = Vec::new();
     theirs.each_fragment(|fragment| {
         let rows = RowIds::of_runs(fragment.runs.clone()).and(ids);
         if !rows.is_empty() {
-            let is_listed =
-                |spec: &&ColumnSpec| columns.contains(&spec.id) && (spec.fill.is_none() || file_of(&fragment.files, spec.id).is_some());
+            let is_listed = |spec: &&ColumnSpec| {
+                columns.contains(&spec.id) && (spec.fill.is_none() || file_of(&fragment.files, spec.id).is_some())
+            };
             found.push((rows, theirs.schema.columns.iter().filter(is_listed).collect()));
         }
         Ok(())
@@ -204,7 +225,8 @@ pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowI
         specs.sort_by_key(|spec| spec.id);
         let ids: Vec<u64> = rows.iter().collect();
         let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
-        let at: Vec<PlacedRun> = ids.into_iter().zip(positions).map(|(first, position)| (Run { first, count: 1 }, position)).collect();
+        let at: Vec<PlacedRun> =
+            ids.into_iter().zip(positions).map(|(first, position)| (Run { first, count: 1 }, position)).collect();
         let Rewritten { fragments, features, .. } = rewritten(theirs, &specs, &at, &HashMap::new(), puts)?;
         all.fragments.extend(fragments);
         all.features |= features;
@@ -217,8 +239,11 @@ pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowI
 pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<WordsSegment>> {
     let mut added = Vec::new();
     let known: HashSet<ObjectRef> = ours.words_segments().map(|segment| segment.object).collect();
-    let new: HashSet<u64> =
-        theirs.words_segments().filter(|segment| !known.contains(&segment.object)).map(|segment| segment.column).collect();
+    let new: HashSet<u64> = theirs
+        .words_segments()
+        .filter(|segment| !known.contains(&segment.object))
+        .map(|segment| segment.column)
+        .collect();
     for spec in ours.schema.columns.iter().filter(|spec| spec.kind.is_category() && new.contains(&spec.id)) {
         let (own, other) = (ours.vocabulary(spec.id)?, theirs.vocabulary(spec.id)?);
         let words: Vec<&str> = other.iter().filter(|word| own.code(word).is_none()).collect();
@@ -230,7 +255,11 @@ pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> 
 }
 
 /// Write values of `theirs` as overlays. Columns with the same samples share files. Cost: reads and writes the values once.
-pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], puts: &mut Vec<String>) -> Result<(Vec<Overlay>, u64)> {
+pub fn copied_values(
+    theirs: &Arc<Snapshot>,
+    values: &[(ColumnSpec, RowIds)],
+    puts: &mut Vec<String>,
+) -> Result<(Vec<Overlay>, u64)> {
     let mut alike: Vec<(&RowIds, Vec<&ColumnSpec>)> = Vec::new();
     for (spec, rows) in values.iter().filter(|(_, rows)| !rows.is_empty()) {
         match alike.iter_mut().find(|(known, _)| *known == rows) {
@@ -276,7 +305,12 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
 
 /// Return the overlay that hides these samples: `Overlay::deleting` them, `without` them, as they never lived on the branch, or `gone`. None if there
 /// are none. Cost: at most one put.
-pub fn hiding(snapshot: &Snapshot, rows: &RowIds, of: fn(RowSet) -> Overlay, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
+pub fn hiding(
+    snapshot: &Snapshot,
+    rows: &RowIds,
+    of: fn(RowSet) -> Overlay,
+    puts: &mut Vec<String>,
+) -> Result<Option<Overlay>> {
     match rows.is_empty() {
         true => Ok(None),
         false => Ok(Some(of(write_rows(&snapshot.context, rows, puts)?))),
@@ -301,13 +335,20 @@ impl Turned {
 }
 
 /// Return a snapshot with the additions, and with the stages of `theirs`. The deletions, the absences and the gone samples are written again if they change.
-pub fn combined(ours: &Snapshot, theirs: &Snapshot, additions: &Additions, turned: &Turned, puts: &mut Vec<String>) -> Result<Snapshot> {
+pub fn combined(
+    ours: &Snapshot,
+    theirs: &Snapshot,
+    additions: &Additions,
+    turned: &Turned,
+    puts: &mut Vec<String>,
+) -> Result<Snapshot> {
     let mut overlays: Vec<Overlay> = ours.overlays.all().iter().chain(&additions.overlays).cloned().collect();
     let Turned { revived, settled, back } = turned;
     if !turned.is_empty() {
         let without_values = Overlays::new(overlays.extract_if(.., |overlay| !overlay.has_values()).collect());
         let rows = |is_wanted: fn(&Overlay) -> bool| ours.context.all_row_ids(without_values.rows(is_wanted));
-        let (deleted, absent, gone) = (rows(Overlay::is_deletion)?, rows(Overlay::is_absence)?, rows(Overlay::is_gone)?);
+        let (deleted, absent, gone) =
+            (rows(Overlay::is_deletion)?, rows(Overlay::is_absence)?, rows(Overlay::is_gone)?);
         overlays.extend(hiding(ours, &deleted.minus(revived).or(settled), Overlay::deleting, puts)?);
         overlays.extend(hiding(ours, &absent.minus(revived).minus(settled), Overlay::without, puts)?);
         overlays.extend(hiding(ours, &gone.minus(back), Overlay::gone, puts)?);

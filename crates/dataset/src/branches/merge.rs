@@ -1,6 +1,6 @@
 //! Merge a snapshot into a branch, or copy the changes of one commit.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Context as _, Error, Result};
@@ -10,7 +10,8 @@ use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::{Id, SnapshotId};
 
 use super::combine::{
-    Additions, Linked, Turned, Wanted, combined, copied_samples, copied_values, hiding, linked, linked_files, new_parts, new_words,
+    Additions, Linked, Turned, Wanted, combined, copied_samples, copied_values, hiding, linked, linked_files,
+    new_parts, new_words,
 };
 use super::policy::Policies;
 use super::reset::state_of;
@@ -71,7 +72,8 @@ pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Polic
         let store = written.base.context.storage.as_ref();
         let theirs = records::named(store, commit)?;
         let parent = theirs.record.parents.first();
-        let parent = parent.ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
+        let parent = parent
+            .ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
         let base = records::named(store, &parent.snapshot())?;
         let policies = policies.resolved(&written.base, &theirs, &base)?;
         let (proposal, added) = three_way(written, Taken::Copied, &[base], &theirs, &policies, texts)?;
@@ -93,7 +95,11 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
     proposal.own.changes.writes.extend(altered);
     // After a reset of the other side, transactions that began here may use words that no longer exist, or wider dtypes.
     if !sides.theirs.continues_words_of(&sides.ours) || !sides.theirs.schema.has_dtypes_of(&written.base.schema) {
-        proposal.own.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
+        proposal.own.changes.writes.push(Change {
+            kind: ChangeKind::Reset,
+            columns: Vec::new(),
+            rows: RowSet::Runs(Vec::new()),
+        });
     }
     list_changes(written, &mut proposal, &added, found.changed(), &removed)?;
     proposal.features = sides.theirs.record().features_read | sides.theirs.record().features_write;
@@ -126,14 +132,18 @@ fn three_way(
     let others = all[1..].iter().map(|sides| Comparison::of(sides, taken)).collect::<Result<Vec<Comparison>>>()?;
     let new = others.iter().fold(found.new_there().clone(), |new, other| new.and(other.new_there()));
     let learned = others.iter().fold(found.learned(), |learned, other| learned.and(&other.learned()));
-    let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, learned: &learned, lacking: &found.lacking, new: &new });
+    let choose = |added: &RowIds| {
+        linked(&ours, &sides.theirs, &Wanted { added, learned: &learned, lacking: &found.lacking, new: &new })
+    };
     let mut chosen = choose(found.added())?;
     let Decided { samples: MergedSamples { added, removed, revived }, values, reads } = match others.is_empty() {
         true => found.decide(&chosen.row_ids, policies)?,
         false => found.decide_among(&others, policies)?,
     };
     // A policy may have changed which samples are added.
-    if added.len() != found.added().and(&found.lacking).len() || !added.minus(&chosen.row_ids).minus(&chosen.copied).is_empty() {
+    if added.len() != found.added().and(&found.lacking).len()
+        || !added.minus(&chosen.row_ids).minus(&chosen.copied).is_empty()
+    {
         chosen = choose(&added)?;
     }
     let back = revived.and(&ours.overlay_rows(Overlay::is_gone)?);
@@ -143,22 +153,15 @@ fn three_way(
     let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
     let fragments = additions.copy(copied_samples(&sides.theirs, &sides.columns[2], &copied, puts)?);
     additions.words = if additions.is_empty() { Vec::new() } else { new_words(&ours, &sides.theirs, puts)? };
-    let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
-    columns.sort_unstable();
-    columns.dedup();
+    let columns: BTreeSet<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     let mut changed = ours.context.all_row_ids(additions.overlays.iter().map(|overlay| &overlay.rows))?;
-    if taken == Taken::Copied && added.is_empty() && revived.is_empty() && !has_other_values(sides, &additions.overlays)? {
+    let gained = added.or(&revived);
+    if taken == Taken::Copied && gained.is_empty() && !has_other_values(sides, &additions.overlays)? {
         // The branch has these values already, and a copy that changes nothing makes no commit.
         (additions.overlays, changed) = Default::default();
     }
-    // The fragments that the branch gets may have samples that it does not get.
-    let hidden = chosen.row_ids.minus(&added);
-    additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
-    additions.overlays.extend(hiding(&ours, &hidden.minus(&learned), Overlay::without, puts)?);
-    // Samples that died there, and that no fragment of either side has.
-    let gone = learned.and(&found.lacking).minus(&chosen.row_ids);
-    additions.overlays.extend(hiding(&ours, &gone, Overlay::gone, puts)?);
-    let (more, fewer) = (added.len() + revived.len(), removed.len());
+    let known = (&found.lacking, &learned);
+    additions.overlays.extend(hiding_overlays(&ours, &chosen.row_ids, known, (&added, &removed), puts)?);
     // Of earlier dtypes of the other side, the branch learns with the files that have them.
     let settled = learned.minus(&found.lacking);
     let has_rows = !additions.is_empty() || !revived.is_empty() || !settled.is_empty();
@@ -168,11 +171,11 @@ fn three_way(
         Taken::Copied if altered => RecordKind::Schema,
         Taken::Copied => RecordKind::Data,
     };
-    let mut proposal = written.proposal(kind, texts, (more, fewer))?;
+    let mut proposal = written.proposal(kind, texts, (added.len() + revived.len(), removed.len()))?;
     proposal.own.changes.writes.extend(altered.then(|| schema_change(dropped)));
     let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
-    list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
+    list_changes(written, &mut proposal, &gained, (columns.into_iter().collect(), changed), &removed)?;
     proposal.theirs.physical = Some((chosen.row_ids.len() + copied.len()).cast_signed());
     (proposal.own.changes.staged, proposal.own.changes.reads) = (Arc::new(linked), reads);
     let has_stages = sides.theirs.stages.iter().any(|stages| !ours.stages.contains(stages));
@@ -180,15 +183,14 @@ fn three_way(
     match additions.deltas().filter(|_| turned.is_empty() && !has_stages && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
-            let puts = &mut written.puts;
-            let whole = combined(&ours, &sides.theirs, &additions, &turned, puts)?;
-            let (root, listed) = write_root(&whole, puts)?;
+            let whole = combined(&ours, &sides.theirs, &additions, &turned, &mut written.puts)?;
+            let (root, listed) = write_root(&whole, &mut written.puts)?;
             written.delete_joined((&root, &listed), fragments.iter(), &proposal.own.changes);
             let record = whole.record();
             proposal.theirs.state = Some(RootState { root, samples: record.samples, live: record.live });
         }
     }
-    Ok((proposal, added.or(&revived)))
+    Ok((proposal, gained))
 }
 
 /// Link fragments, and link or copy the values that the branch gets. Samples whose fragments it does not get have no values in it.
@@ -215,6 +217,24 @@ fn additions(
         }
     };
     Ok(additions)
+}
+
+/// Return the overlays that hide samples: those that the merge removes, and those of the `linked` fragments that it does not add. Of `learned`
+/// samples, the branch learns that they were deleted.
+fn hiding_overlays(
+    ours: &Snapshot,
+    linked: &RowIds,
+    (lacking, learned): (&RowIds, &RowIds),
+    (added, removed): (&RowIds, &RowIds),
+    puts: &mut Vec<String>,
+) -> Result<Vec<Overlay>> {
+    // The fragments that the branch gets may have samples that it does not get.
+    let hidden = linked.minus(added);
+    let deleted = hiding(ours, &hidden.and(learned).or(removed), Overlay::deleting, puts)?;
+    let absent = hiding(ours, &hidden.minus(learned), Overlay::without, puts)?;
+    // Samples that died there, and that no fragment of either side has.
+    let gone = hiding(ours, &learned.and(lacking).minus(linked), Overlay::gone, puts)?;
+    Ok([deleted, absent, gone].into_iter().flatten().collect())
 }
 
 /// Return whether some value of `theirs` that these overlays cover is another one in `ours`. Cost: reads values of both until one differs.
@@ -258,7 +278,8 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
     if twice.is_empty() {
         return Ok(linked);
     }
-    let text = format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
+    let text =
+        format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
     Err(Error::new("conflict", text)
         .row_ids(twice.examples())
         .hint("delete its samples on one side, then merge again; nothing was committed"))
@@ -272,8 +293,11 @@ fn list_changes(
     (columns, changed): (Vec<u64>, RowIds),
     removed: &RowIds,
 ) -> Result<()> {
-    let kinds =
-        [(ChangeKind::Append, Vec::new(), added), (ChangeKind::Value, columns, &changed), (ChangeKind::Delete, Vec::new(), removed)];
+    let kinds = [
+        (ChangeKind::Append, Vec::new(), added),
+        (ChangeKind::Value, columns, &changed),
+        (ChangeKind::Delete, Vec::new(), removed),
+    ];
     for (kind, columns, ids) in kinds.into_iter().filter(|(_, _, ids)| !ids.is_empty()) {
         let rows = write_rows(&written.base.context, ids, &mut written.puts)?;
         if let RowSet::Object(reference) = rows {
@@ -303,7 +327,11 @@ mod tests {
 
     fn cells(values: &[i32]) -> Vec<Input> {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        vec![Input { name: "n".into(), column: Column::Fixed { data, validity: None, samples: values.len() }, words: None }]
+        vec![Input {
+            name: "n".into(),
+            column: Column::Fixed { data, validity: None, samples: values.len() },
+            words: None,
+        }]
     }
 
     fn started(name: &str, values: &[i32]) -> Result<Arc<Snapshot>> {
@@ -322,12 +350,37 @@ mod tests {
         let delete: Do = |tx| tx.delete(&[0]).map(drop);
         let (fail, ours_wins) = (Policy::Fail, Policy::Ours);
         let cases: [(&str, Policy, [Do; 3], bool); 6] = [
-            ("both set it, then another value", fail, [set_more, set, |tx| tx.update(&[0], cells(&[9]), Validate::Header)], true),
+            (
+                "both set it, then another value",
+                fail,
+                [set_more, set, |tx| tx.update(&[0], cells(&[9]), Validate::Header)],
+                true,
+            ),
             ("both set it, then a deletion", fail, [set_more, set, delete], true),
-            ("both set it, then another sample", fail, [set_more, set, |tx| tx.update(&[2], cells(&[9]), Validate::Header)], false),
-            ("both set it, then an append", fail, [set_more, set, |tx| tx.append(cells(&[9]), Validate::Header).map(drop)], false),
-            ("kept as changed, then as before", ours_wins, [delete, set, |tx| tx.update(&[0], cells(&[1]), Validate::Header)], true),
-            ("deleted, then another sample", ours_wins, [delete, set, |tx| tx.update(&[1], cells(&[9]), Validate::Header)], false),
+            (
+                "both set it, then another sample",
+                fail,
+                [set_more, set, |tx| tx.update(&[2], cells(&[9]), Validate::Header)],
+                false,
+            ),
+            (
+                "both set it, then an append",
+                fail,
+                [set_more, set, |tx| tx.append(cells(&[9]), Validate::Header).map(drop)],
+                false,
+            ),
+            (
+                "kept as changed, then as before",
+                ours_wins,
+                [delete, set, |tx| tx.update(&[0], cells(&[1]), Validate::Header)],
+                true,
+            ),
+            (
+                "deleted, then another sample",
+                ours_wins,
+                [delete, set, |tx| tx.update(&[1], cells(&[9]), Validate::Header)],
+                false,
+            ),
         ];
         for (what, policy, [theirs, ours, later], conflicts) in cases {
             let base = started(&format!("merge reads {what}"), &[1, 2, 3])?;

@@ -21,7 +21,10 @@ impl Policy {
             "fail" => Ok(Policy::Fail),
             "ours" => Ok(Policy::Ours),
             "theirs" => Ok(Policy::Theirs),
-            other => Err(Error::new("invalid-argument", format!("cannot merge: on_conflict is `{other}`, expected fail, ours or theirs"))),
+            other => Err(Error::new(
+                "invalid-argument",
+                format!("cannot merge: on_conflict is `{other}`, expected fail, ours or theirs"),
+            )),
         }
     }
 }
@@ -58,7 +61,9 @@ impl Policies {
             for id in named {
                 if ids.insert(id, *policy).is_some_and(|other| other != *policy) {
                     let text = format!("on_conflict has two policies for column `{name}`, under both of its names");
-                    return Err(Error::new("invalid-argument", text).column(name).hint("name the column as this branch does"));
+                    return Err(Error::new("invalid-argument", text)
+                        .column(name)
+                        .hint("name the column as this branch does"));
                 }
             }
         }

@@ -31,7 +31,8 @@ pub fn reset(handle: &Arc<Snapshot>, target: &SnapshotId, texts: Texts) -> Resul
     let Unshared { added, removed, .. } = Unshared::between(&base, &target)?;
     let mut proposal = written.proposal(RecordKind::Reset, texts, (added.len(), removed.len()))?;
     proposal.features = target.record().features_read | target.record().features_write;
-    proposal.own.changes.writes = vec![Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) }];
+    proposal.own.changes.writes =
+        vec![Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) }];
     let state = state_of(&target, &mut written.puts)?;
     proposal.theirs = Theirs { parent: Some(parent), physical: None, state: Some(state) };
     written.commit(proposal)

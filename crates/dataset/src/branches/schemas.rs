@@ -28,7 +28,13 @@ pub struct Compared {
 
 /// Read the snapshots, and give them the merged schema. Cost: reads their roots. If both sides changed the schema, reads the values that one side
 /// changed in columns that the other one dropped.
-pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, policies: &Policies, taken: Taken) -> Result<Compared> {
+pub fn compared(
+    ours: &Arc<Snapshot>,
+    bases: &[LogEntry],
+    theirs: &LogEntry,
+    policies: &Policies,
+    taken: Taken,
+) -> Result<Compared> {
     let theirs = Arc::new(ours.near(theirs.clone())?);
     let sides = |base: &LogEntry| Ok(Sides::new(Arc::new(ours.near(base.clone())?), ours.clone(), theirs.clone()));
     let all = bases.iter().map(sides).collect::<Result<Vec<Sides>>>()?;
@@ -81,7 +87,9 @@ fn merged_schema(sides: &Sides, policies: &Policies, taken: Taken) -> Result<(Sc
 fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) -> Error {
     let (name, count) = (&spec.name, changed.len());
     let text = match (taken, word) {
-        (Taken::Copied, "ours") => format!("the commit changed or added {count} values of column `{name}`, which this branch lacks"),
+        (Taken::Copied, "ours") => {
+            format!("the commit changed or added {count} values of column `{name}`, which this branch lacks")
+        }
         _ => format!("one side dropped column `{name}`, and the other one changed or added {count} values"),
     };
     let hint = match (taken, word) {

@@ -100,7 +100,8 @@ enum AddedBy {
 impl Sides {
     /// Compare snapshots, each with the columns of its own schema.
     pub fn new(base: Arc<Snapshot>, ours: Arc<Snapshot>, theirs: Arc<Snapshot>) -> Sides {
-        let columns = [&base, &ours, &theirs].map(|snapshot| snapshot.schema.columns.iter().map(|spec| spec.id).collect());
+        let columns =
+            [&base, &ours, &theirs].map(|snapshot| snapshot.schema.columns.iter().map(|spec| spec.id).collect());
         Sides { base, ours, theirs, columns }
     }
 
@@ -121,7 +122,11 @@ impl<'a> Candidates<'a> {
             (true, ..) => {
                 // Of samples that the ancestor lacks, both sides may have other values in fragments since a layout.
                 let moved = moved_rows(ours, theirs, spec.id)?;
-                (AddedBy::Nobody, changed_rows(base, ours, spec.id)?.or(&moved), changed_rows(base, theirs, spec.id)?.or(&moved))
+                (
+                    AddedBy::Nobody,
+                    changed_rows(base, ours, spec.id)?.or(&moved),
+                    changed_rows(base, theirs, spec.id)?.or(&moved),
+                )
             }
             (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
             // Without an ancestor, all values of the other side count.
@@ -203,7 +208,9 @@ impl<'a> Comparison<'a> {
                     Policy::Theirs => *rows = rows.or(&others),
                     Policy::Ours => *rows = rows.minus(&differing),
                     Policy::Fail if differing.is_empty() => {}
-                    Policy::Fail => clashes.push(Clash { column: spec.name.clone(), rows: differing, what: Clashing::Changed }),
+                    Policy::Fail => {
+                        clashes.push(Clash { column: spec.name.clone(), rows: differing, what: Clashing::Changed })
+                    }
                 }
             }
         }
@@ -212,8 +219,11 @@ impl<'a> Comparison<'a> {
             Policy::Fail => clashes.push(Clash { column: String::new(), rows: unclear, what: Clashing::Deleted }),
             Policy::Ours => {
                 let MergedSamples { added, removed, revived } = samples;
-                samples =
-                    MergedSamples { added: added.minus(&unclear), removed: removed.minus(&unclear), revived: revived.minus(&unclear) };
+                samples = MergedSamples {
+                    added: added.minus(&unclear),
+                    removed: removed.minus(&unclear),
+                    revived: revived.minus(&unclear),
+                };
                 values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&unclear));
             }
             Policy::Theirs => {
@@ -234,13 +244,11 @@ impl<'a> Comparison<'a> {
     /// reads the values that both sides may have changed, in all three snapshots.
     pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<Decided> {
         let samples = self.samples();
-        Ok(match self.unchanged_overlays(linked, &samples)? {
-            Some(overlays) => Decided { samples, values: MergedValues::Overlays(overlays), reads: self.read_as_removed() },
-            None => {
-                let (samples, values, reads) = self.decide_values(samples, policies)?;
-                Decided { samples, values: MergedValues::Samples(values), reads }
-            }
-        })
+        if let Some(overlays) = self.unchanged_overlays(linked, &samples)? {
+            return Ok(Decided { samples, values: MergedValues::Overlays(overlays), reads: self.read_as_removed() });
+        }
+        let (samples, values, reads) = self.decide_values(samples, policies)?;
+        Ok(Decided { samples, values: MergedValues::Samples(values), reads })
     }
 
     /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
@@ -255,15 +263,24 @@ impl<'a> Comparison<'a> {
         // A sample that `ours` got from elsewhere and then deleted remains deleted. One that never lived in `ours` was not deleted there.
         let back = theirs.added.minus(&self.unknown).minus(&ours.added).minus(&ours.known);
         let revived = theirs.added.and(&self.unknown).minus(&self.lacking).or(&back);
-        MergedSamples { added: theirs.added.and(&self.lacking), removed: theirs.removed.minus(&ours.removed).or(died), revived }
+        MergedSamples {
+            added: theirs.added.and(&self.lacking),
+            removed: theirs.removed.minus(&ours.removed).or(died),
+            revived,
+        }
     }
 
     /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
     fn unchanged_overlays(&self, linked: &RowIds, samples: &MergedSamples) -> Result<Option<Vec<Overlay>>> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let is_new = |overlay: &Overlay| !base.overlays.have(overlay) && !ours.overlays.have(overlay);
-        let values: Vec<(&Overlay, bool)> =
-            theirs.overlays.all().iter().filter(|overlay| overlay.has_values()).map(|overlay| (overlay, is_new(overlay))).collect();
+        let values: Vec<(&Overlay, bool)> = theirs
+            .overlays
+            .all()
+            .iter()
+            .filter(|overlay| overlay.has_values())
+            .map(|overlay| (overlay, is_new(overlay)))
+            .collect();
         if self.hides_shared(&values)? {
             return Ok(None);
         }
@@ -353,13 +370,18 @@ impl<'a> Comparison<'a> {
                 AddedBy::Theirs => (changed_values(ours, theirs, spec, other)?, RowIds::default(), RowIds::default()),
                 AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
             };
-            let alike = if *added == AddedBy::Both { either.clone() } else { changed.and(&own_changed).or(&either.and(&on_both)) };
+            let alike = if *added == AddedBy::Both {
+                either.clone()
+            } else {
+                changed.and(&own_changed).or(&either.and(&on_both))
+            };
             reads.extend(read_of(spec.id, &alike));
             let [died_here, died_there] = self.changed_before(spec)?;
             let changed_here = self.changed_since(ours, spec, &self.theirs.removed)?.or(&died_there);
             reads.extend(read_of(spec.id, &changed_here));
             kept_by_ours.add(policy, &spec.name, changed_here);
-            kept_by_theirs.add(policy, &spec.name, self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here));
+            let changed_there = self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here);
+            kept_by_theirs.add(policy, &spec.name, changed_there);
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
             // A later merge compares the values that a sample had before it was deleted.

@@ -1,9 +1,9 @@
-//! The change set of a transaction: its writes, and the reads on which it depends.
+//! The change set of a transaction: its writes, and the reads on which it depends. Also its entry in a record.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, Parent, Record, RecordKind, Transaction};
@@ -74,12 +74,15 @@ impl ChangeSet {
 
     /// Return whether another commit's changes may have added one of this transaction's stages.
     pub fn may_share_stage(&self, theirs: &[Change]) -> bool {
-        !self.staged.is_empty() && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
+        !self.staged.is_empty()
+            && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
     }
 
     /// Return whether another commit's properties have what only one commit may have.
     pub fn is_repeated_by(&self, theirs: &Record) -> bool {
-        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
+        self.once
+            .as_deref()
+            .is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.
@@ -213,7 +216,14 @@ pub struct Altered {
 
 impl Altered {
     pub fn new(before: Arc<Schema>) -> Altered {
-        Altered { before, dropped: Vec::new(), fills: HashMap::new(), classes: Vec::new(), has_others: false, features: 0 }
+        Altered {
+            before,
+            dropped: Vec::new(),
+            fills: HashMap::new(),
+            classes: Vec::new(),
+            has_others: false,
+            features: 0,
+        }
     }
 
     /// Return the entry of the change set. More classes conflict with nothing. Other changes conflict with those of another commit, and with
@@ -230,4 +240,38 @@ impl Altered {
 pub fn schema_change(dropped: Vec<u64>) -> Change {
     let columns = if dropped.is_empty() { vec![NO_COLUMN] } else { dropped };
     Change { kind: ChangeKind::Schema, columns, rows: RowSet::Runs(Vec::new()) }
+}
+
+/// Refuse strings that are too long for a record.
+pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
+    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
+        if text.len() > limit {
+            return Err(Error::new(
+                "invalid-argument",
+                format!("cannot commit: {what} has {} bytes, but at most {limit} are allowed", text.len()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Build the transaction entry for a commit that adds and deletes these numbers of samples. The added samples get new row ids.
+pub fn transaction_entry(
+    uuid: Id,
+    message: &str,
+    author: &str,
+    properties: &str,
+    (samples_added, samples_deleted): (u64, u64),
+) -> Result<Transaction> {
+    check_texts(message, author, properties)?;
+    Ok(Transaction {
+        uuid,
+        message: message.into(),
+        author: author.into(),
+        properties: properties.into(),
+        first_counter: 0,
+        assigned: samples_added,
+        samples_added,
+        samples_deleted,
+    })
 }

@@ -47,7 +47,10 @@ const NAMED: usize = 10;
 pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &KnownRowIds) -> Verdict {
     let mut missing = Vec::new();
     for change in theirs {
-        let writes = ours.writes.iter().map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, ours.detaches, change, known)));
+        let writes = ours
+            .writes
+            .iter()
+            .map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, ours.detaches, change, known)));
         let reads = ours.reads.iter().map(|read| (false, read_meets(read, change, known)));
         for (alters, meets) in writes.chain(reads) {
             match meets {
@@ -72,7 +75,9 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         ChangeKind::Append if conflict.dropped => {
             format!("it appended {samples} samples with values in a column that this transaction drops")
         }
-        ChangeKind::Append if conflict.rows.is_empty() => format!("this transaction read all samples, and it appended {samples} more"),
+        ChangeKind::Append if conflict.rows.is_empty() => {
+            format!("this transaction read all samples, and it appended {samples} more")
+        }
         ChangeKind::Append => format!("it appended {samples} samples"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
         ChangeKind::Delete => format!("it deleted {samples} samples"),
@@ -96,7 +101,11 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
     };
     let rows = match &conflict.rows[..] {
         [] if conflict.others.is_empty() => String::new(),
-        [] => format!(" (row ids {:?}{})", conflict.others, if samples > conflict.others.len() as u64 { ", …" } else { "" }),
+        [] => format!(
+            " (row ids {:?}{})",
+            conflict.others,
+            if samples > conflict.others.len() as u64 { ", …" } else { "" }
+        ),
         [row] => format!(", among them row id {row}, which this transaction also needs"),
         several => format!(", among them row ids {several:?}, which this transaction also needs"),
     };
@@ -239,7 +248,11 @@ mod tests {
             for other in KINDS {
                 for (columns, first) in [(&[1][..], 5), (&[2], 5), (&[1], 10), (&[2], 10), (&[], 0)] {
                     let (ours, theirs) = (change(one, &[1], 0), change(other, columns, first));
-                    assert_eq!(meets(ours.clone(), theirs.clone()), meets(theirs, ours), "{one:?} {other:?} {columns:?} {first}");
+                    assert_eq!(
+                        meets(ours.clone(), theirs.clone()),
+                        meets(theirs, ours),
+                        "{one:?} {other:?} {columns:?} {first}"
+                    );
                 }
             }
         }
@@ -250,15 +263,24 @@ mod tests {
         use ChangeKind::*;
         let new = Change { rows: RowSet::Runs(Vec::new()), ..change(Append, &[], 0) };
         assert!(KINDS[..5].iter().all(|kind| *kind == Schema || !meets(new.clone(), change(*kind, &[], 0))));
-        assert!(meets(change(Append, &[], 0), change(Append, &[], 9)) && !meets(change(Append, &[], 0), change(Append, &[], 10)));
+        assert!(
+            meets(change(Append, &[], 0), change(Append, &[], 9))
+                && !meets(change(Append, &[], 0), change(Append, &[], 10))
+        );
         assert!(KINDS.iter().all(|kind| *kind == Reset || !meets(change(Classes, &[1], 0), change(*kind, &[1], 0))));
         assert!(KINDS.iter().all(|kind| meets(change(Reset, &[], 0), change(*kind, &[2], 50))));
         assert!(meets(change(Value, &[1], 0), change(Value, &[1], 9)));
         assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "changes to disjoint rows do not conflict");
         assert!(!meets(change(Value, &[1], 0), change(Value, &[2], 0)), "changes to disjoint columns do not conflict");
-        assert!(meets(change(Value, &[1], 0), change(Delete, &[], 5)) && meets(change(Delete, &[], 0), change(Delete, &[], 9)));
+        assert!(
+            meets(change(Value, &[1], 0), change(Delete, &[], 5))
+                && meets(change(Delete, &[], 0), change(Delete, &[], 9))
+        );
         assert!(!meets(change(Delete, &[], 0), change(Delete, &[], 10)));
-        assert!(meets(change(Append, &[1, 2], 0), change(Schema, &[2], 0)) && !meets(change(Append, &[1], 0), change(Schema, &[2], 0)));
+        assert!(
+            meets(change(Append, &[1, 2], 0), change(Schema, &[2], 0))
+                && !meets(change(Append, &[1], 0), change(Schema, &[2], 0))
+        );
     }
 
     #[test]
@@ -272,7 +294,10 @@ mod tests {
         assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
         assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
-        assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));
+        assert_eq!(
+            (reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))),
+            (None, Some(Delete))
+        );
         assert_eq!((reads(rows(), change(Classes, &[1], 5)), reads(all(), change(Classes, &[1], 5))), (None, None));
         assert_eq!(conflict(Vec::new(), Vec::new(), change(Schema, &[], 0)), None);
     }
@@ -284,14 +309,21 @@ mod tests {
             let counted = RowsRead { columns: vec![NO_COLUMN], rows };
             for columns in [&[][..], &[1], &[NO_COLUMN]] {
                 for kind in [Value, Schema] {
-                    assert_eq!(conflict(Vec::new(), vec![counted.clone()], change(kind, columns, 0)), None, "{kind:?} {columns:?}");
+                    assert_eq!(
+                        conflict(Vec::new(), vec![counted.clone()], change(kind, columns, 0)),
+                        None,
+                        "{kind:?} {columns:?}"
+                    );
                 }
                 assert!(conflict(Vec::new(), vec![counted.clone()], change(Delete, columns, 0)).is_some());
             }
         }
         for kind in [Append, Value] {
             for columns in [&[][..], &[1]] {
-                assert!(!meets(change(Schema, &[NO_COLUMN], 0), change(kind, columns, 0)), "it dropped no column: {kind:?} {columns:?}");
+                assert!(
+                    !meets(change(Schema, &[NO_COLUMN], 0), change(kind, columns, 0)),
+                    "it dropped no column: {kind:?} {columns:?}"
+                );
             }
             assert!(!meets(change(Schema, &[1], 0), change(kind, &[NO_COLUMN], 0)), "it gave no value: {kind:?}");
         }
@@ -305,24 +337,33 @@ mod tests {
     #[test]
     fn rows_in_objects_are_compared_exactly() {
         let set = |first: u64| (0..50).map(|index| first + 2 * index).collect::<RowIds>();
-        let (RowSet::Object(even), RowSet::Object(odd)) = (set(0).encode(Id([1; 16])).0, set(1).encode(Id([2; 16])).0) else {
+        let (RowSet::Object(even), RowSet::Object(odd)) = (set(0).encode(Id([1; 16])).0, set(1).encode(Id([2; 16])).0)
+        else {
             panic!("50 runs need an object");
         };
         let delete = |rows| Change { kind: ChangeKind::Delete, columns: Vec::new(), rows };
         let ours = |rows| ChangeSet { writes: vec![delete(rows)], ..ChangeSet::default() };
         let mut known = KnownRowIds::new();
         let verdict = |known: &KnownRowIds, ours: &ChangeSet, rows| judge(ours, &[delete(rows)], known);
-        let (far, odd_run) = (RowSet::Runs(vec![Run { first: 99, count: 9 }]), RowSet::Runs(vec![Run { first: 33, count: 1 }]));
+        let (far, odd_run) =
+            (RowSet::Runs(vec![Run { first: 99, count: 9 }]), RowSet::Runs(vec![Run { first: 33, count: 1 }]));
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), far), Verdict::Follows, "the ranges are disjoint");
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Depends(vec![even]));
-        assert_eq!(verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)), Verdict::Depends(vec![even, odd]));
+        assert_eq!(
+            verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)),
+            Verdict::Depends(vec![even, odd])
+        );
         known.insert(even, Arc::new(set(0)));
         known.insert(odd, Arc::new(set(1)));
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)), Verdict::Follows);
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Follows);
-        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), odd_run) else { panic!("33 is odd") };
+        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), odd_run) else {
+            panic!("33 is odd")
+        };
         assert_eq!((found.rows, found.samples), (vec![33], 1));
-        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), RowSet::Object(odd)) else { panic!("the same rows") };
+        let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), RowSet::Object(odd)) else {
+            panic!("the same rows")
+        };
         assert_eq!((found.rows.len(), found.rows[1], found.samples), (NAMED, 3, 50));
     }
 }

@@ -14,7 +14,7 @@ use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{CERTAIN_TRIES, Created, Store, create_certainly};
 
-use super::machine;
+use super::changes::transaction_entry;
 use crate::config::now_us;
 use crate::log::records::LogEntry;
 use crate::log::{newest, records};
@@ -56,7 +56,7 @@ pub fn create(tiered: impl Into<Tiered>, columns: Vec<ColumnSpec>, message: &str
         gc_epoch: 0,
         landmark: 0,
         parents: Vec::new(),
-        transactions: vec![machine::entry(context.new_id()?, message, author, "{}", (0, 0))?],
+        transactions: vec![transaction_entry(context.new_id()?, message, author, "{}", (0, 0))?],
         lineage: 0,
         next_counter: 0,
         samples: 0,
@@ -98,7 +98,8 @@ fn create_first(store: &dyn Store, body: &[u8], record: &Record) -> Result<()> {
             _ => return Ok(()),
         }
     }
-    let text = format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
+    let text =
+        format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
     Err(Error::new("commit-state-unknown", text).hint("try to open the dataset, or create it elsewhere"))
 }
 
@@ -113,7 +114,10 @@ fn check_free(store: &dyn Store) -> Result<()> {
             NameOwner::Ours => return ControlFlow::Continue(()),
             NameOwner::Commit => Some(exists(store)),
             NameOwner::Foreign => {
-                let text = format!("cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset", store.uri());
+                let text = format!(
+                    "cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset",
+                    store.uri()
+                );
                 Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
             }
         };

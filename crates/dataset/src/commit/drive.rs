@@ -46,7 +46,13 @@ pub fn held(base: &Arc<Snapshot>) -> Result<(Arc<Context>, Arc<Snapshot>)> {
 
 /// Commit a proposal that was made at `base` on the handle `home`, and return the new snapshot. `puts` has the objects that were written for it,
 /// and gets those that are written now. After success, nothing can fail.
-pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
+pub fn commit(
+    home: &Arc<Context>,
+    base: &Arc<Snapshot>,
+    puts: &mut Vec<String>,
+    keys: &[Keys],
+    proposal: Proposal,
+) -> Result<Snapshot> {
     base.context.storage.prove()?;
     let snapshot = group_commit::commit(base, proposal, |proposal| commit_now(home, base, puts, keys, proposal))?;
     home.keep_files(snapshot.record());
@@ -54,13 +60,32 @@ pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>,
 }
 
 /// Commit a proposal, whatever other threads do.
-fn commit_now(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
+fn commit_now(
+    home: &Arc<Context>,
+    base: &Arc<Snapshot>,
+    puts: &mut Vec<String>,
+    keys: &[Keys],
+    proposal: Proposal,
+) -> Result<Snapshot> {
     let store = base.context.storage.as_ref();
     let _turn = store.turn(&log_folder(base.id().branch));
-    let (home, base, schema, staged) = (home.clone(), base.clone(), proposal.schema.clone(), proposal.own.changes.staged.clone());
+    let (home, base, schema, staged) =
+        (home.clone(), base.clone(), proposal.schema.clone(), proposal.own.changes.staged.clone());
     let layout = proposal.layout.clone();
-    let mut driver =
-        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, staged, schema, layout, uncertain: false };
+    let mut driver = Driver {
+        home,
+        base,
+        parent: None,
+        root: None,
+        next: None,
+        puts,
+        root_puts: 0,
+        keys,
+        staged,
+        schema,
+        layout,
+        uncertain: false,
+    };
     let snapshot = driver.drive(Machine::new(proposal))?;
     let record = snapshot.record();
     // If another process has committed in between, others may follow, so the newest record is looked for each time.
@@ -120,7 +145,10 @@ impl Driver<'_> {
                 Event::Unknown | Event::Unreadable => {
                     let since = lost.get_or_insert(asked).elapsed();
                     if since > store.features().deadline {
-                        return Err(Error::new("storage-failed", format!("no definite response for {:.1} s", since.as_secs_f64())));
+                        return Err(Error::new(
+                            "storage-failed",
+                            format!("no definite response for {:.1} s", since.as_secs_f64()),
+                        ));
                     }
                     if process::interrupted() {
                         return Err(Error::new("interrupted", "interrupted before the outcome was certain"));
@@ -135,7 +163,8 @@ impl Driver<'_> {
             event = match request {
                 Request::ReadNewest => self.read_newest(known).map_err(|error| base.context.or_replaced(error))?,
                 Request::ReadSpan { first, end } => {
-                    let between = records::span(store, branch, first..end).map_err(|error| base.context.or_replaced(error))?;
+                    let between =
+                        records::span(store, branch, first..end).map_err(|error| base.context.or_replaced(error))?;
                     Event::Span(between)
                 }
                 Request::ReadRowIds(sets) => {
@@ -176,7 +205,8 @@ impl Driver<'_> {
                         delete_last(&self.base.context, self.puts, self.root_puts);
                     }
                     let next = self.next.take().filter(|next| next.id() == record.snapshot());
-                    return next.ok_or_else(|| Error::new("internal", "the machine reported a commit that was never put"));
+                    return next
+                        .ok_or_else(|| Error::new("internal", "the machine reported a commit that was never put"));
                 }
             };
         }
@@ -185,7 +215,8 @@ impl Driver<'_> {
     /// Write a root for the parent's state, or for that of a record which follows it. Delete the one that was written before, because another
     /// commit was first.
     fn write_root(&mut self, of: Option<Record>) -> Result<ObjectRef> {
-        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
+        let parent =
+            self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
         delete_last(&self.base.context, self.puts, self.root_puts);
         let before = self.puts.len();
         let of = match of.map(|record| LogEntry { record: Arc::new(record), crc: 0 }) {
@@ -210,7 +241,10 @@ impl Driver<'_> {
 
     /// Return one of the transaction's keys that is in these rows of the parent, or one of its stages that the parent has.
     fn taken(&self, keys: &[RowSet], stages: bool) -> Result<Option<Taken>> {
-        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "keys were checked before any parent was read"))?;
+        let parent = self
+            .parent
+            .as_ref()
+            .ok_or_else(|| Error::new("internal", "keys were checked before any parent was read"))?;
         let parent = Arc::new(parent.within(parent.context.clone()));
         for ids in parent.context.row_ids(keys)? {
             for keys in self.keys {
@@ -234,8 +268,9 @@ impl Driver<'_> {
             self.base.context.check_place(&self.home)?;
             return Ok(self.follow(Snapshot::with_root(self.base.context.clone(), seen.entry, seen.root)?));
         }
-        let entry = newest::newest(store, self.base.id().branch, Some(known))?
-            .ok_or_else(|| Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no longer a dataset", store.uri())))?;
+        let entry = newest::newest(store, self.base.id().branch, Some(known))?.ok_or_else(|| {
+            Error::new("dataset-not-found", format!("cannot commit to `{}`: it is no longer a dataset", store.uri()))
+        })?;
         self.base.context.check_place(&self.home)?;
         self.base.context.hold_to(entry.record.dataset)?;
         if self.parent.is_none() && Arc::ptr_eq(&self.home, &self.base.context) {
@@ -268,7 +303,10 @@ impl Driver<'_> {
     /// Return the snapshot of a record that is encoded as `body`, before it is put. What this commit adds to the parent's deltas is parsed
     /// as a reader would.
     fn snapshot_of(&self, record: Arc<Record>, body: &[u8]) -> Result<Snapshot> {
-        let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;
+        let parent = self
+            .parent
+            .as_ref()
+            .ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;
         let new = record.deltas.strip_prefix(&parent.record().deltas[..]).unwrap_or(&record.deltas);
         let new = Record { deltas: new.to_vec(), ..Record::clone(&record) };
         if Record::parse(&new.encode().into(), record.branch, record.number)? != new {
@@ -276,7 +314,9 @@ impl Driver<'_> {
         }
         let entry = LogEntry { record, crc: sealed_crc(body) };
         match &self.root {
-            Some((object, root)) if entry.record.root == *object => Snapshot::with_root(self.base.context.clone(), entry, root.clone()),
+            Some((object, root)) if entry.record.root == *object => {
+                Snapshot::with_root(self.base.context.clone(), entry, root.clone())
+            }
             _ => parent.near(entry),
         }
     }

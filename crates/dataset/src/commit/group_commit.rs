@@ -68,7 +68,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Commit a proposal in turn. `alone` commits a proposal; it is called in this thread unless another one has taken the proposal along.
-pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposal) -> Result<Snapshot>) -> Result<Snapshot> {
+pub fn commit(
+    base: &Snapshot,
+    proposal: Proposal,
+    mut alone: impl FnMut(Proposal) -> Result<Snapshot>,
+) -> Result<Snapshot> {
     let key = base.log_key();
     match wait_for_turn(&key, &proposal) {
         Outcome::Lead => {}
@@ -104,7 +108,9 @@ fn wait_for_turn(key: &LogKey, proposal: &Proposal) -> Outcome {
         return Outcome::Lead;
     }
     let waiter = Arc::new(Waiter::default());
-    queue.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), waiter: waiter.clone() });
+    queue
+        .waiting
+        .push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), waiter: waiter.clone() });
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(outcome) = lock(&waiter.outcome).take() {
@@ -168,8 +174,12 @@ impl CommitTurn {
 impl Drop for CommitTurn {
     fn drop(&mut self) {
         // Threads are left here only if this one panicked, perhaps after the put.
-        let unknown =
-            || Error::new("commit-state-unknown", "cannot determine whether the commit succeeded: the thread that made it failed");
+        let unknown = || {
+            Error::new(
+                "commit-state-unknown",
+                "cannot determine whether the commit succeeded: the thread that made it failed",
+            )
+        };
         self.settle(|| Outcome::Failed(unknown()));
         let mut queues = lock(QUEUES.get());
         let Some(queue) = queues.get_mut(&self.key) else { return };
@@ -205,7 +215,9 @@ impl RecordRoom {
 
 /// Return whether a commit changes nothing that the members of a proposal change.
 fn are_apart(joint: &Proposal, other: &Proposal) -> bool {
-    let follows = |one: &Member, other: &Member| conflict::judge(&one.changes, &other.changes.writes, &joint.row_ids) == Verdict::Follows;
+    let follows = |one: &Member, other: &Member| {
+        conflict::judge(&one.changes, &other.changes.writes, &joint.row_ids) == Verdict::Follows
+    };
     joint.members().all(|member| follows(&other.own, member) && follows(member, &other.own))
 }
 

@@ -61,8 +61,10 @@ impl Keys {
         };
         let dtype = |spec: &ColumnSpec| spec.kind.stored().ok().map(|(dtype, _)| dtype);
         if dtype(now) != dtype(column) {
-            let text =
-                format!("cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`", column.name);
+            let text = format!(
+                "cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`",
+                column.name
+            );
             return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
         snapshot.each_position_of(row_ids, |positions| {
@@ -120,7 +122,8 @@ pub fn each_key(
 pub fn keys_of(column: &Column, words: &[Arc<str>], mut visit: impl FnMut(Option<&[u8]>)) {
     for row in 0..column.len() {
         let value = own_value(column, row).and_then(|value| value.bytes);
-        let word = |code: &[u8]| words.get(u32::from_le_bytes(*code.first_chunk()?) as usize).map(|word| word.as_bytes());
+        let word =
+            |code: &[u8]| words.get(u32::from_le_bytes(*code.first_chunk()?) as usize).map(|word| word.as_bytes());
         visit(if words.is_empty() { value } else { value.and_then(word) });
     }
 }
@@ -141,5 +144,8 @@ pub fn text_of(column: &ColumnSpec, key: &[u8]) -> String {
 pub fn not_unique(column: &ColumnSpec, key: &[u8], one: u64, other: u64) -> Error {
     let text = format!("`{}` is not a key: two samples have {}", column.name, text_of(column, key));
     let row_ids = vec![one.cast_signed(), other.cast_signed()];
-    Error::new("key-not-unique", text).column(&column.name).row_ids(row_ids).hint("delete one of the samples, or use another key")
+    Error::new("key-not-unique", text)
+        .column(&column.name)
+        .row_ids(row_ids)
+        .hint("delete one of the samples, or use another key")
 }

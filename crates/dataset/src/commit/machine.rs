@@ -103,16 +103,32 @@ impl fmt::Debug for Machine {
         let Machine { parent, unseen, sent, checked, uncertain, rebases, .. } = self;
         let number = |entry: &LogEntry| (entry.record.number, entry.crc);
         let unseen: Vec<(u64, u32)> = unseen.iter().map(number).collect();
-        let (parent, sent) =
-            (parent.as_deref().map(number), sent.as_deref().map(|sent| (sent.number, sent.parents.first().map(|parent| parent.crc))));
-        write!(out, "{} parent {parent:?} unseen {unseen:?} sent {sent:?} checked {checked} tries {uncertain} {rebases}", self.uuid())
+        let (parent, sent) = (
+            parent.as_deref().map(number),
+            sent.as_deref().map(|sent| (sent.number, sent.parents.first().map(|parent| parent.crc))),
+        );
+        write!(
+            out,
+            "{} parent {parent:?} unseen {unseen:?} sent {sent:?} checked {checked} tries {uncertain} {rebases}",
+            self.uuid()
+        )
     }
 }
 
 impl Machine {
     pub fn new(proposal: Proposal) -> Machine {
         let checked = proposal.base;
-        Machine { proposal, parent: None, words: Vec::new(), now_us: 0, unseen: Vec::new(), sent: None, checked, uncertain: 0, rebases: 0 }
+        Machine {
+            proposal,
+            parent: None,
+            words: Vec::new(),
+            now_us: 0,
+            unseen: Vec::new(),
+            sent: None,
+            checked,
+            uncertain: 0,
+            rebases: 0,
+        }
     }
 
     pub fn uuid(&self) -> Id {
@@ -149,8 +165,12 @@ impl Machine {
                 .taken(None, &format!("added the stage with data file `{file}`"))
                 .hint(format!("{AGAIN}; tx.add then returns the row ids of that commit"))),
             Event::Appended(Some(Taken::Key { row_id, key, column })) => {
-                let error = self.taken(Some(row_id), &format!("added the key {key} in column `{column}` (row id {row_id})"));
-                Err(error.column(column).row_ids(vec![row_id.cast_signed()]).hint(format!("{AGAIN}, which then updates that sample")))
+                let error =
+                    self.taken(Some(row_id), &format!("added the key {key} in column `{column}` (row id {row_id})"));
+                Err(error
+                    .column(column)
+                    .row_ids(vec![row_id.cast_signed()])
+                    .hint(format!("{AGAIN}, which then updates that sample")))
             }
             Event::RootWritten(root) => self.propose(Deltas::Alone(root)),
             Event::WholeWritten(root) => self.propose(Deltas::InRoot(root)),
@@ -167,8 +187,11 @@ impl Machine {
                 self.uncertain = 0;
                 self.rebases += 1;
                 if self.rebases > REBASES {
-                    return Err(Error::new("conflict", format!("cannot commit: lost more than {REBASES} races in a row"))
-                        .hint("commit less often, with more samples per commit"));
+                    return Err(Error::new(
+                        "conflict",
+                        format!("cannot commit: lost more than {REBASES} races in a row"),
+                    )
+                    .hint("commit less often, with more samples per commit"));
                 }
                 Ok(Request::ReadNewest)
             }
@@ -186,9 +209,13 @@ impl Machine {
 
     /// Make the error for a put whose outcome is not known. It names the snapshot that the commit would be, for `resolve`, and `cause`.
     pub fn unknown(&self, cause: &str) -> Error {
-        let snapshot = self.sent.as_ref().map_or_else(|| self.uuid().to_string(), |record| record.snapshot().to_string());
-        Error::new("commit-state-unknown", format!("cannot determine whether the commit succeeded as snapshot {snapshot}{cause}"))
-            .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
+        let snapshot =
+            self.sent.as_ref().map_or_else(|| self.uuid().to_string(), |record| record.snapshot().to_string());
+        Error::new(
+            "commit-state-unknown",
+            format!("cannot determine whether the commit succeeded as snapshot {snapshot}{cause}"),
+        )
+        .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
     }
 
     /// Make the error for something that another commit has taken. It names the commit that changed the row, or that appended anything, if
@@ -214,7 +241,10 @@ impl Machine {
     }
 
     fn done(&mut self) -> Result<Request> {
-        self.sent.take().map(Request::Done).ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
+        self.sent
+            .take()
+            .map(Request::Done)
+            .ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
     }
 
     fn parent(&self) -> Result<&LogEntry> {
@@ -226,7 +256,8 @@ impl Machine {
         let newest = self.parent()?.clone();
         self.unseen = between;
         self.unseen.extend((newest.record.number > self.checked).then_some(newest));
-        let own = |entry: &&LogEntry| entry.record.transactions.iter().any(|transaction| transaction.uuid == self.uuid());
+        let own =
+            |entry: &&LogEntry| entry.record.transactions.iter().any(|transaction| transaction.uuid == self.uuid());
         if let Some(entry) = self.unseen.iter().filter(|_| self.proposal.may_exist).find(own) {
             return Err(committed_elsewhere(&entry.record));
         }
@@ -242,17 +273,22 @@ impl Machine {
             let text = format!("cannot commit: commit {snapshot}, made in the meantime, imported the same source");
             return Err(Error::new("conflict", text).commit(snapshot).hint(AGAIN));
         }
-        for (entry, member) in self.unseen.iter().flat_map(|entry| self.proposal.members().map(move |member| (entry, member))) {
+        for (entry, member) in
+            self.unseen.iter().flat_map(|entry| self.proposal.members().map(move |member| (entry, member)))
+        {
             match conflict::judge(&member.changes, &entry.record.changes, row_ids) {
                 Verdict::Follows => {}
                 Verdict::Conflict(found) => return Err(conflict::error(&found, &entry.record, columns)),
-                Verdict::Depends(sets) => missing.extend(sets.into_iter().filter(|set| !missing.contains(set)).collect::<Vec<_>>()),
+                Verdict::Depends(sets) => {
+                    missing.extend(sets.into_iter().filter(|set| !missing.contains(set)).collect::<Vec<_>>())
+                }
             }
         }
         if !missing.is_empty() {
             return Ok(Request::ReadRowIds(missing));
         }
-        let keys: Vec<RowSet> = self.unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
+        let keys: Vec<RowSet> =
+            self.unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
         let stages = self.unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
         // A merge lists samples that it brings back as appended.
         let theirs = self.unseen.iter().flat_map(|entry| &entry.record.changes);
@@ -262,7 +298,9 @@ impl Machine {
             let covered = attachment.rows.range();
             let meets = |change: &&Change| {
                 let rows = change.rows.range();
-                rows.start < covered.end && covered.start < rows.end && columns_meet(&attachment.columns, &change.columns)
+                rows.start < covered.end
+                    && covered.start < rows.end
+                    && columns_meet(&attachment.columns, &change.columns)
             };
             let meeting = theirs.clone().filter(|change| !attachment.columns.is_empty() && meets(change));
             attachment.changed.extend(meeting.map(|change| change.rows.clone()));
@@ -327,7 +365,8 @@ impl Machine {
     /// Build the record that follows the parent. Its small data files are still in memory.
     fn record(&self, parent: &LogEntry, place: Deltas) -> Record {
         let (before, proposal) = (&parent.record, &self.proposal);
-        let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
+        let first_code =
+            |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
         let (mut root, mut deltas) = match place {
             Deltas::Joined => (before.root, before.deltas.clone()),
             Deltas::Alone(root) | Deltas::InRoot(root) => (root, Vec::new()),
@@ -338,7 +377,8 @@ impl Machine {
             if !matches!(place, Deltas::InRoot(_)) {
                 deltas.extend(member.deltas.iter().map(|delta| delta.resolved(base, first_code)));
             }
-            changes.extend(member.changes.resolved(base, (assigned > 0).then_some(Run { first: base, count: assigned })));
+            changes
+                .extend(member.changes.resolved(base, (assigned > 0).then_some(Run { first: base, count: assigned })));
             transactions.push(Transaction { first_counter: next_counter, ..member.transaction.clone() });
             next_counter += assigned;
         }
@@ -346,7 +386,8 @@ impl Machine {
         let deleted: u64 = transactions.iter().map(|transaction| transaction.samples_deleted).sum();
         let (theirs, later) = proposal.theirs.parent.clone().unzip();
         let physical = proposal.theirs.physical.unwrap_or(added.cast_signed());
-        let (mut samples, mut live) = (before.samples.saturating_add_signed(physical), (before.live + added).saturating_sub(deleted));
+        let (mut samples, mut live) =
+            (before.samples.saturating_add_signed(physical), (before.live + added).saturating_sub(deleted));
         if let Some(state) = &proposal.theirs.state {
             (root, deltas, samples, live) = (state.root, Vec::new(), state.samples, state.live);
         }
@@ -379,32 +420,4 @@ impl Machine {
 fn committed_elsewhere(record: &Record) -> Error {
     let text = format!("cannot commit: another process committed this transaction as {}", record.snapshot());
     Error::new("conflict", text).hint("begin the transaction again")
-}
-
-/// Refuse strings that are too long for a record.
-pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
-    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
-        if text.len() > limit {
-            return Err(Error::new(
-                "invalid-argument",
-                format!("cannot commit: {what} has {} bytes, but at most {limit} are allowed", text.len()),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Build the transaction entry for a commit that adds and deletes these numbers of samples. The added samples get new row ids.
-pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, (samples_added, samples_deleted): (u64, u64)) -> Result<Transaction> {
-    check_texts(message, author, properties)?;
-    Ok(Transaction {
-        uuid,
-        message: message.into(),
-        author: author.into(),
-        properties: properties.into(),
-        first_counter: 0,
-        assigned: samples_added,
-        samples_added,
-        samples_deleted,
-    })
 }

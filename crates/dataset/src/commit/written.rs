@@ -4,14 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{ObjectRef, data_name, page_name, root_name, rows_name, stages_name, statistics_name, words_name};
+use penstock_format::ids::{
+    ObjectRef, data_name, page_name, root_name, rows_name, stages_name, statistics_name, words_name,
+};
 use penstock_format::manifest::{Fragment, Root};
 use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
 
-use crate::commit::changes::{ChangeSet, Member, Proposal};
+use crate::commit::changes::{ChangeSet, Member, Proposal, transaction_entry};
+use crate::commit::drive;
 use crate::commit::manifest::objects::folders_of;
-use crate::commit::{drive, machine};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
@@ -42,7 +44,7 @@ impl Written {
     /// Return a proposal without changes. `samples` are the numbers of samples that it adds and deletes.
     pub fn proposal(&self, kind: RecordKind, texts: Texts, samples: (u64, u64)) -> Result<Proposal> {
         let Texts { message, author, properties } = texts;
-        let entry = machine::entry(self.base.context.new_id()?, message, author, properties, samples)?;
+        let entry = transaction_entry(self.base.context.new_id()?, message, author, properties, samples)?;
         let transaction = Transaction { assigned: 0, ..entry }; // Added samples have row ids of other branches.
         let own = Member { transaction, deltas: Vec::new(), changes: ChangeSet::default() };
         Ok(Proposal::new(kind, own, &self.base))
@@ -50,12 +52,22 @@ impl Written {
 
     /// Delete the objects that were written for this commit and that the root joins: its root, its new fragments and its changes do not name them. Cost:
     /// one request for each of them.
-    pub fn delete_joined<'a>(&mut self, root: (&ObjectRef, &Root), new: impl Iterator<Item = &'a Fragment>, changes: &ChangeSet) {
+    pub fn delete_joined<'a>(
+        &mut self,
+        root: (&ObjectRef, &Root),
+        new: impl Iterator<Item = &'a Fragment>,
+        changes: &ChangeSet,
+    ) {
         let (reference, root) = root;
         let of_attachments = root.attachments.iter().map(|attachment| &attachment.rows);
-        let rows =
-            root.overlays.iter().map(|overlay| &overlay.rows).chain(of_attachments).chain(changes.writes.iter().map(|change| &change.rows));
-        let rows = rows.filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
+        let rows = root
+            .overlays
+            .iter()
+            .map(|overlay| &overlay.rows)
+            .chain(of_attachments)
+            .chain(changes.writes.iter().map(|change| &change.rows));
+        let rows = rows
+            .filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
         let mut named: HashSet<String> = rows.collect();
         named.insert(root_name(reference.id));
         named.extend(root.pages.iter().map(|page| page_name(page.object.id)));

@@ -52,10 +52,14 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
     let entry = read_record(storage, link.branch, link.number)?;
     let (parent, name) = (&entry.record, record_name(link.branch, link.number));
     if entry.crc != link.crc || parent.uuid() != link.uuid {
-        let text = format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (recorded by its child)", entry.crc, link.crc);
+        let text = format!(
+            "cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (recorded by its child)",
+            entry.crc, link.crc
+        );
         return Err(Error::new("object-checksum", text));
     }
-    let invalid = |what: &str| Err(malformed(format!("the commit {} {what} its parent {}", child.snapshot(), parent.snapshot())));
+    let invalid =
+        |what: &str| Err(malformed(format!("the commit {} {what} its parent {}", child.snapshot(), parent.snapshot())));
     let predecessor = (parent.branch, parent.number.checked_add(1)) == (child.branch, Some(child.number));
     if parent.dataset != child.dataset || parent.time_us >= child.time_us {
         return invalid("belongs to another dataset than, or is not later than,");
@@ -63,7 +67,8 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
     if predecessor && parent.kind == RecordKind::Close {
         return invalid("follows the end of its branch:");
     }
-    let second = child.parents.get(1).is_some_and(|second| (second.branch, second.number) == (parent.branch, parent.number));
+    let second =
+        child.parents.get(1).is_some_and(|second| (second.branch, second.number) == (parent.branch, parent.number));
     let takes_its_state = child.kind == RecordKind::Branch || child.kind == RecordKind::Reset && second;
     if takes_its_state && (child.samples, child.live) != (parent.samples, parent.live) {
         return invalid("has another number of samples than");
@@ -105,13 +110,21 @@ impl Ancestry {
             }
             ancestry.0.insert(at.branch, at.number);
             loop {
-                for parent in at.parents.iter().filter(|parent| parent.branch != at.branch && !ancestry.has(parent.branch, parent.number)) {
-                    waiting.push(known_entries.get_or_read((parent.branch, parent.number), || read_parent(storage, &at, parent))?);
+                for parent in at
+                    .parents
+                    .iter()
+                    .filter(|parent| parent.branch != at.branch && !ancestry.has(parent.branch, parent.number))
+                {
+                    waiting.push(
+                        known_entries
+                            .get_or_read((parent.branch, parent.number), || read_parent(storage, &at, parent))?,
+                    );
                 }
                 if at.number == 0 || known >= Some(at.landmark) {
                     break;
                 }
-                let landmark = known_entries.get_or_read((at.branch, at.landmark), || read_record(storage, at.branch, at.landmark))?;
+                let landmark = known_entries
+                    .get_or_read((at.branch, at.landmark), || read_record(storage, at.branch, at.landmark))?;
                 at = landmark.record;
             }
         }

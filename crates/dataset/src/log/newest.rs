@@ -80,13 +80,17 @@ impl Newest {
 /// `newest_number`.
 pub fn newest(storage: &dyn Store, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
-    newest_number(storage, &folder, known)?.map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?)).transpose()
+    newest_number(storage, &folder, known)?
+        .map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?))
+        .transpose()
 }
 
 /// Return the number of a log's newest record. If `known` is set, that record is known to exist. Cost: a listing of a few names
 /// if the store lists in order; otherwise a read of the hint and about three look-ups.
 pub fn newest_number(storage: &dyn Store, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
-    if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
+    if let Some(number) =
+        storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known)
+    {
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
@@ -179,7 +183,10 @@ pub fn gaps(storage: &dyn Store, snapshot: &SnapshotId) -> Result<Vec<Error>> {
 
 /// Make the error for a missing record that precedes an existing one. An append into the gap would reuse the number of an earlier commit.
 pub fn incomplete(storage: &dyn Store, folder: &str, missing: u64, beyond: u64) -> Error {
-    let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
+    let text = format!(
+        "cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written",
+        storage.uri()
+    );
     Error::new("log-incomplete", text).hint(
         "if this is an incomplete copy, copy it again (`log` and `refs` first, then the rest), or add the missing objects \
              with `cp -rn`; `penstock verify` lists them",

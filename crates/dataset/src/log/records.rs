@@ -22,7 +22,8 @@ pub struct LogEntry {
 
 impl LogEntry {
     pub fn parse(body: &Bytes, branch: u64, number: u64) -> Result<LogEntry> {
-        let record = Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
+        let record =
+            Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
         Ok(LogEntry { record: Arc::new(record), crc: sealed_crc(body) })
     }
 
@@ -37,8 +38,10 @@ impl LogEntry {
         if self.record.kind != RecordKind::Close {
             return Ok(());
         }
-        let text = format!("cannot use branch {:x}: it was deleted by commit {}", self.record.branch, self.record.snapshot());
-        Err(Error::new("branch-not-found", text).hint("its snapshots remain; ds.create_branch begins a new branch at any of them"))
+        let text =
+            format!("cannot use branch {:x}: it was deleted by commit {}", self.record.branch, self.record.snapshot());
+        Err(Error::new("branch-not-found", text)
+            .hint("its snapshots remain; ds.create_branch begins a new branch at any of them"))
     }
 }
 
@@ -54,7 +57,9 @@ pub fn read_record(storage: &dyn Store, branch: u64, number: u64) -> Result<LogE
 /// Return whether the log has this record, byte for byte. Cost: one read.
 pub fn is_there(storage: &dyn Store, entry: &LogEntry) -> Result<bool> {
     match storage.read(&record_name(entry.record.branch, entry.record.number)) {
-        Ok(body) => Ok(body.len() > CRC_BYTES && sealed_crc(&body) == entry.crc && crc(&body[..body.len() - CRC_BYTES]) == entry.crc),
+        Ok(body) => Ok(body.len() > CRC_BYTES
+            && sealed_crc(&body) == entry.crc
+            && crc(&body[..body.len() - CRC_BYTES]) == entry.crc),
         Err(error) if error.kind() == Kind::NotFound => Ok(false),
         Err(error) => Err(error),
     }

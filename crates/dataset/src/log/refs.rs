@@ -70,8 +70,9 @@ fn fold(folded: &mut Folded, context: &Context, mut names: Names) -> Result<()> 
 
 /// Read objects of names. Cost: concurrent reads.
 fn layers(context: &Context, objects: &[ObjectRef]) -> Result<Vec<Layer>> {
-    let parse =
-        |object: &ObjectRef, body: Bytes| Layer::parse(*object, &body).context(|| format!("cannot read `{}`", names_name(object.id)));
+    let parse = |object: &ObjectRef, body: Bytes| {
+        Layer::parse(*object, &body).context(|| format!("cannot read `{}`", names_name(object.id)))
+    };
     context.objects(objects, names_name)?.into_iter().zip(objects).map(|(body, object)| parse(object, body)).collect()
 }
 
@@ -110,12 +111,14 @@ pub fn tagged(context: &Context, name: &str) -> Result<SnapshotId> {
 }
 
 fn unknown_tag(context: &Context, name: &str) -> Error {
-    Error::new("name-not-found", format!("`{}` has no tag `{name}`", context.storage.uri())).hint("see ds.tags() or `penstock tag`")
+    Error::new("name-not-found", format!("`{}` has no tag `{name}`", context.storage.uri()))
+        .hint("see ds.tags() or `penstock tag`")
 }
 
 /// Give a snapshot a tag, which must be new. Costs one more put and one more read than `names`.
 pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
-    records::named(context.storage.as_ref(), &target).context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
+    records::named(context.storage.as_ref(), &target)
+        .context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
     create_name(context, NameKind::Tag, name, |_, _| Ok(target)).map(drop)
 }
 
@@ -130,11 +133,14 @@ pub fn create_name(
 ) -> Result<SnapshotId> {
     let what = if kind == NameKind::Branch { "branch" } else { "tag" };
     let uri = context.storage.uri();
-    check_name(name).and_then(|()| check_apart(context, name)).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+    check_name(name)
+        .and_then(|()| check_apart(context, name))
+        .context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
     let found = loop {
         let (mut own, mut taken) = (None, None);
         let set = |here: &Context, folded: &Folded| {
-            taken = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
+            taken =
+                [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
             if taken.is_some() {
                 return Ok(None);
             }
@@ -145,7 +151,9 @@ pub fn create_name(
         append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
         match (taken, own) {
             (None, Some(own)) => return Ok(own),
-            (Some((NameKind::Tag, target)), _) => break format!("there is a tag of this name already, for snapshot {target}"),
+            (Some((NameKind::Tag, target)), _) => {
+                break format!("there is a tag of this name already, for snapshot {target}");
+            }
             // Its deletion was interrupted.
             (Some((_, first)), _) if has_ended(context, first.branch)? => remove_branch(context, name, first.branch)?,
             _ => break "there is a branch of this name already".to_owned(),
@@ -157,7 +165,9 @@ pub fn create_name(
 
 /// Remove a tag, which must exist. Costs one more put than `names`.
 pub fn delete_tag(context: &Context, name: &str) -> Result<()> {
-    match remove(context, NameKind::Tag, name, |_| true).context(|| format!("cannot delete tag `{name}` of `{}`", context.storage.uri()))? {
+    match remove(context, NameKind::Tag, name, |_| true)
+        .context(|| format!("cannot delete tag `{name}` of `{}`", context.storage.uri()))?
+    {
         true => Ok(()),
         false => Err(unknown_tag(context, name)),
     }
@@ -166,7 +176,9 @@ pub fn delete_tag(context: &Context, name: &str) -> Result<()> {
 /// Refuse names that readers would refuse or that a shell would not print.
 fn check_name(name: &str) -> Result<()> {
     if name == MAIN {
-        return Err(Error::new("name-exists", format!("`{MAIN}` is a branch of every dataset")).hint("use another name"));
+        return Err(
+            Error::new("name-exists", format!("`{MAIN}` is a branch of every dataset")).hint("use another name")
+        );
     }
     match name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) || SnapshotId::parse(name).is_ok() {
         true => Err(Error::new("invalid-argument", format!("{name:?} is not a name"))
@@ -183,8 +195,11 @@ fn check_apart(context: &Context, name: &str) -> Result<()> {
     let is_id = name.strip_prefix(&beginning).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     match is_id && context.storage.exists(&record_name(branch, 0))? {
         false => Ok(()),
-        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would be ambiguous"))
-            .hint("use a name of another form, such as v1")),
+        true => Err(Error::new(
+            "invalid-argument",
+            format!("`{name}` is the beginning of a snapshot id, and would be ambiguous"),
+        )
+        .hint("use a name of another form, such as v1")),
     }
 }
 
@@ -205,7 +220,8 @@ pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
 
 /// Remove a pin. Returns whether the pin existed.
 pub fn unpin(context: &Context, name: &str) -> Result<bool> {
-    remove(context, NameKind::Pin, name, |_| true).context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
+    remove(context, NameKind::Pin, name, |_| true)
+        .context(|| format!("cannot remove pin `{name}` from `{}`", context.storage.uri()))
 }
 
 /// Remove the name of a branch, unless another process has removed it or given it to another branch.

@@ -67,7 +67,9 @@ impl Reader {
                 *code = 0;
             } else {
                 let why = no_class(code.cast_unsigned(), classes);
-                *code = self.null_instead(why, place as u32, nulls).map_err(|(error, place)| self.locate(error, column, place))?;
+                *code = self
+                    .null_instead(why, place as u32, nulls)
+                    .map_err(|(error, place)| self.locate(error, column, place))?;
             }
         }
         Ok(())

@@ -73,7 +73,11 @@ impl Reader {
         for (wanted, duty) in duties {
             if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
                 // A block that the cache does not keep may share its memory with other blocks, so waiting callers get a copy.
-                let _ = duty.insert(if cache == BlockCaching::Keep { block.clone() } else { Bytes::copy_from_slice(block) });
+                let _ = duty.insert(if cache == BlockCaching::Keep {
+                    block.clone()
+                } else {
+                    Bytes::copy_from_slice(block)
+                });
             }
             if wanted.beside {
                 fetched.blocks.remove(&wanted.key);
@@ -112,7 +116,9 @@ impl Reader {
                 if source.file.tail.samples > 1 {
                     blocks.dedup();
                 }
-                bytes += blocks.into_iter().map(|block| entry.decoded_bytes().get(block)).sum::<u64>() / entry.dtype.size() as u64 * size;
+                bytes += blocks.into_iter().map(|block| entry.decoded_bytes().get(block)).sum::<u64>()
+                    / entry.dtype.size() as u64
+                    * size;
             }
         });
         Ok(bytes)
@@ -139,8 +145,10 @@ impl Reader {
         let mut files = Vec::with_capacity(self.plan.groups.len());
         for group in &self.plan.groups {
             let fragment = group.fragment();
-            let of_plain =
-                fragment.files.iter().filter(|file| file.columns.iter().any(|column| plain.iter().any(|spec| spec.id == *column)));
+            let of_plain = fragment
+                .files
+                .iter()
+                .filter(|file| file.columns.iter().any(|column| plain.iter().any(|spec| spec.id == *column)));
             files.extend(of_plain.map(|file| (file, fragment.samples)));
             let located = changed.iter().flat_map(|column| self.located(group, column).into_iter().flatten());
             files.extend(located.filter_map(|located| Some((located.file?, located.samples))));
@@ -150,7 +158,8 @@ impl Reader {
 
     /// Return whether any of the data files is not mapped.
     fn any_ranged(&self, columns: &[&ColumnSpec]) -> bool {
-        !self.snapshot.is_mapped() && self.snapshot.context.any_ranged(self.files(columns).into_iter().map(|(file, _)| file))
+        !self.snapshot.is_mapped()
+            && self.snapshot.context.any_ranged(self.files(columns).into_iter().map(|(file, _)| file))
     }
 
     /// Open the data files of a plan concurrently and keep them in the reader, unless all of them are mapped. A damaged file is skipped,
@@ -159,9 +168,11 @@ impl Reader {
         if !self.any_ranged(columns) {
             return Ok(());
         }
-        let closed: Vec<_> = self.files(columns).into_iter().filter(|(file, _)| self.fetched.file(file.id).is_none()).collect();
+        let closed: Vec<_> =
+            self.files(columns).into_iter().filter(|(file, _)| self.fetched.file(file.id).is_none()).collect();
         let opened = self.snapshot.context.open_tails(closed.iter().copied())?;
-        let mut files: HashMap<Id, Result<Arc<DataFile>>> = opened.into_iter().map(|file| (file.id, Ok(file))).collect();
+        let mut files: HashMap<Id, Result<Arc<DataFile>>> =
+            opened.into_iter().map(|file| (file.id, Ok(file))).collect();
         for (file, samples) in closed {
             // The network may have damaged the tail, so try again. Keep any error: if the file were opened later, its blocks would
             // not have been fetched.
@@ -208,7 +219,9 @@ impl Reader {
             if file.in_memory() {
                 return;
             }
-            for (row, place) in source.rows.iter().filter(|(row, _)| entry.is_valid(*row) && !(in_parts && entry.is_divisible(*row))) {
+            for (row, place) in
+                source.rows.iter().filter(|(row, _)| entry.is_valid(*row) && !(in_parts && entry.is_divisible(*row)))
+            {
                 for block in entry.blocks_of(*row) {
                     let begin = entry.offset.get(block);
                     visit(*place, file.id, file.file_bytes, begin, begin + entry.stored_bytes.get(block));

@@ -50,7 +50,8 @@ impl Cells<'_> {
 
     /// Copy a sample from one index to another.
     fn repeat(&mut self, first: u32, place: u32) {
-        self.out.copy_within(first as usize * self.bytes..(first as usize + 1) * self.bytes, place as usize * self.bytes);
+        self.out
+            .copy_within(first as usize * self.bytes..(first as usize + 1) * self.bytes, place as usize * self.bytes);
         if self.nulls.as_ref().is_some_and(|nulls| nulls[first as usize]) {
             set_null(&mut self.nulls, self.count, place, &mut []);
         }
@@ -86,7 +87,9 @@ impl Scattered {
     fn copy(&self, cells: &mut Cells<'_>) {
         for (index, (number, place, offset)) in self.samples.iter().enumerate() {
             let (file, cell) = &self.files[*number as usize];
-            if let (true, Some((number, _, ahead))) = (*cell >= PREFETCH_FROM_BYTES, self.samples.get(index + ROWS_AHEAD)) {
+            if let (true, Some((number, _, ahead))) =
+                (*cell >= PREFETCH_FROM_BYTES, self.samples.get(index + ROWS_AHEAD))
+            {
                 prefetch(&self.files[*number as usize].0.map, *ahead, *cell);
             }
             copy(cells.at(*place, *cell), &file.map[*offset..][..*cell]);
@@ -132,7 +135,12 @@ impl Reader {
     }
 
     /// Copy samples as `fixed` does, without the new values of a transaction. Those that have one may be left as they are.
-    pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8], own: &[(usize, OwnValue<'_>)]) -> Result<Nulls> {
+    pub(super) fn stored_fixed(
+        &self,
+        column: &ColumnSpec,
+        out: &mut [u8],
+        own: &[(usize, OwnValue<'_>)],
+    ) -> Result<Nulls> {
         let dtype = column.kind.stored()?.0;
         // Bools are checked all together.
         let mut hidden = Vec::new();
@@ -140,7 +148,8 @@ impl Reader {
             hidden.resize(self.plan.len(), false);
             own.iter().for_each(|(place, _)| hidden[*place] = true);
         }
-        let (mut tiles, mut straight, mut scattered, mut earlier) = (Tiles::default(), Vec::new(), Scattered::default(), Vec::new());
+        let (mut tiles, mut straight, mut scattered, mut earlier) =
+            (Tiles::default(), Vec::new(), Scattered::default(), Vec::new());
         let mut cells = Cells::new(out, self.plan.len());
         self.each_group(column, &hidden, true, |source, rows| {
             let Some(source) = source else {
@@ -173,7 +182,9 @@ impl Reader {
                     for (row, place) in ascending(&source.rows).iter() {
                         let (block, place) = (*row as usize, *place);
                         match entry.is_valid(*row) {
-                            true => straight.push(Straight { file: file.clone(), chunk: source.chunk, block, place, cell }),
+                            true => {
+                                straight.push(Straight { file: file.clone(), chunk: source.chunk, block, place, cell })
+                            }
                             false => cells.set_null(place),
                         }
                     }
@@ -202,7 +213,8 @@ impl Reader {
     /// Stream samples directly into the result. Each sample is one block.
     fn read_straight(&self, column: &ColumnSpec, samples: &[Straight], cells: &mut Cells<'_>) -> Result<()> {
         let storage = self.snapshot.context.reads();
-        let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; self.plan.len()], Vec::new());
+        let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) =
+            (vec![None; self.plan.len()], Vec::new());
         let mut before: Option<(BlockKey, u32)> = None;
         for sample in samples {
             let key = sample.file.key(sample.chunk, sample.block, None);
@@ -220,7 +232,8 @@ impl Reader {
         for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
             let Some(Straight { file, chunk, block, cell, .. }) = sources[place] else { continue };
             let count = file.tail.chunks[*chunk].units_of(*block).1;
-            for (first, target) in (0..count).step_by(step).zip(target[..*cell].chunks_mut(step * UNIT_BYTES as usize)) {
+            for (first, target) in (0..count).step_by(step).zip(target[..*cell].chunks_mut(step * UNIT_BYTES as usize))
+            {
                 let units = (first..(first + step).min(count)).map(|unit| (*block, unit)).collect();
                 runs.push(UnitRun { file: file.clone(), chunk: *chunk, units });
                 places.push(place as u32);
@@ -240,7 +253,12 @@ impl Reader {
 
     /// Copy rows directly from the map: runs of neighbours together, others one by one. Later rows are prefetched, because their order looks random to the
     /// hardware prefetcher.
-    fn copy_mapped(&self, source: &ColumnRows<'_>, cell: usize, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+    fn copy_mapped(
+        &self,
+        source: &ColumnRows<'_>,
+        cell: usize,
+        cells: &mut Cells<'_>,
+    ) -> std::result::Result<(), (Error, u32)> {
         let (entry, file) = (source.entry(), &source.file);
         let map = &file.map[..];
         let offset = |block: usize, inner: u64| entry.offset.get(block) as usize + inner as usize * cell;
@@ -271,7 +289,12 @@ impl Reader {
     }
 
     /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share one look-up.
-    fn copy_decoded(&self, source: &ColumnRows<'_>, cell: usize, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+    fn copy_decoded(
+        &self,
+        source: &ColumnRows<'_>,
+        cell: usize,
+        cells: &mut Cells<'_>,
+    ) -> std::result::Result<(), (Error, u32)> {
         let (entry, file) = (source.entry(), &source.file);
         let mut open: Option<(usize, Decoded)> = None;
         for (row, place) in source.rows.iter() {
@@ -317,7 +340,9 @@ pub(super) fn put_own(own: &[(usize, OwnValue<'_>)], count: usize, out: &mut [u8
 #[inline]
 fn run_of(rows: &[(u64, u32)], most: impl FnOnce() -> u64) -> usize {
     let (row, place) = rows[0];
-    let follows = |index: usize| rows.get(index).is_some_and(|next| *next == (row + index as u64, place.wrapping_add(index as u32)));
+    let follows = |index: usize| {
+        rows.get(index).is_some_and(|next| *next == (row + index as u64, place.wrapping_add(index as u32)))
+    };
     if !follows(1) {
         return 1;
     }

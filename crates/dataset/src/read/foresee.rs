@@ -56,7 +56,8 @@ impl Foresight {
     fn keep(&self, wanted: &[Wanted], keeps: impl Fn(&Wanted) -> bool) {
         for wanted in wanted.iter().filter(|wanted| keeps(wanted)) {
             let raw_bytes = &wanted.file.tail.chunks[wanted.chunk].raw_bytes;
-            let decoded = raw_bytes.as_ref().filter(|_| wanted.unit.is_none()).map_or(wanted.bytes, |raw| raw.get(wanted.block));
+            let decoded =
+                raw_bytes.as_ref().filter(|_| wanted.unit.is_none()).map_or(wanted.bytes, |raw| raw.get(wanted.block));
             self.held.insert(wanted.key, decoded);
         }
     }
@@ -64,7 +65,12 @@ impl Foresight {
 
 impl Reader {
     /// Note what `fetch` would request. Cost: reads unopened tails.
-    pub fn foresee_blocks(&mut self, columns: &[&ColumnSpec], purpose: Purpose, foresight: &mut Foresight) -> Result<()> {
+    pub fn foresee_blocks(
+        &mut self,
+        columns: &[&ColumnSpec],
+        purpose: Purpose,
+        foresight: &mut Foresight,
+    ) -> Result<()> {
         self.open(columns)?;
         let context = self.snapshot.context.clone();
         let storage = context.reads();
@@ -81,7 +87,8 @@ impl Reader {
         };
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         foresight.note(&plan_ranges(&wanted, storage, Gaps::All).1);
-        foresight.keep(&wanted, |wanted| keeps_all || around || (wanted.partial && matches!(purpose, Purpose::Scan { .. })));
+        foresight
+            .keep(&wanted, |wanted| keeps_all || around || (wanted.partial && matches!(purpose, Purpose::Scan { .. })));
         Ok(())
     }
 
@@ -93,7 +100,9 @@ impl Reader {
         self.each_readable(columns, |column, source| {
             let (entry, left_out) = (source.entry(), self.left_out_of(column));
             let rows = source.rows.iter().filter(|(row, place)| {
-                entry.is_valid(*row) && !left_out.get(*place as usize).is_some_and(|flag| *flag) && !source.file.in_memory()
+                entry.is_valid(*row)
+                    && !left_out.get(*place as usize).is_some_and(|flag| *flag)
+                    && !source.file.in_memory()
             });
             if entry.layout == Layout::Tiled {
                 let Some((_, tiles)) = tiles.iter_mut().find(|(of, _)| of.id == column.id) else { return };
@@ -115,10 +124,16 @@ impl Reader {
     }
 
     /// Note what `slices` would request.
-    pub fn foresee_slices(&self, column: &ColumnSpec, slices: &[Option<Slice>], foresight: &mut Foresight) -> Result<()> {
+    pub fn foresee_slices(
+        &self,
+        column: &ColumnSpec,
+        slices: &[Option<Slice>],
+        foresight: &mut Foresight,
+    ) -> Result<()> {
         let mut tiles = Tiles::default();
         self.each_divisible(column, |source, rows| {
-            for (row, place) in rows.iter().filter(|(row, _)| source.entry().is_valid(*row) && !source.file.in_memory()) {
+            for (row, place) in rows.iter().filter(|(row, _)| source.entry().is_valid(*row) && !source.file.in_memory())
+            {
                 if let Some(slice) = &slices[*place as usize] {
                     tiles.add(source, (*row, *place), Some(slice));
                 }
@@ -136,7 +151,8 @@ impl Reader {
         foresight.note(&planned.streamed(&samples, storage));
         for group in planned.groups(&samples) {
             let wanted = group.iter().flat_map(|read| read.wanted(&samples));
-            let mut missing = missing_of_tiles(wanted, planned.cache, |key| foresight.has(key), |key| foresight.has(key));
+            let mut missing =
+                missing_of_tiles(wanted, planned.cache, |key| foresight.has(key), |key| foresight.has(key));
             missing.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
             foresight.note(&plan_ranges(&missing, storage, Gaps::All).1);
             foresight.keep(&missing, |_| planned.cache == BlockCaching::Keep);

@@ -49,10 +49,16 @@ impl Reader {
     pub fn find_value(&mut self, column: &ColumnSpec) -> Result<FoundValue> {
         if column.kind.stored()?.0 != Dtype::Bytes {
             let text = format!("cannot read bytes of column `{}`: its values are not stored as bytes", column.name);
-            return Err(Error::new("invalid-argument", text).hint(format!("read its values: ds[\"{}\"][0]", column.name)));
+            return Err(
+                Error::new("invalid-argument", text).hint(format!("read its values: ds[\"{}\"][0]", column.name))
+            );
         }
         self.open(&[column])?;
-        let extent = if self.has_own(column) { SampleExtent::Small } else { self.extents(column)?.pop().unwrap_or(SampleExtent::Null) };
+        let extent = if self.has_own(column) {
+            SampleExtent::Small
+        } else {
+            self.extents(column)?.pop().unwrap_or(SampleExtent::Null)
+        };
         if let SampleExtent::Large { shape, is_plain, .. } = extent {
             return Ok(FoundValue::Large { bytes: shape.first().copied().unwrap_or(0), is_plain });
         }
@@ -67,12 +73,13 @@ impl Reader {
     /// Return a flag per place in the result for values of bytes that have at least `least` bytes and are not compressed. No flags if no file is so
     /// large. Cost: reads the tails of data files that are not open.
     pub fn large_values(&mut self, column: &ColumnSpec, least: u64) -> Result<Vec<bool>> {
-        if column.kind.stored()?.0 != Dtype::Bytes || self.files(&[column]).iter().all(|(file, _)| file.file_bytes < least) {
+        if column.kind.stored()?.0 != Dtype::Bytes
+            || self.files(&[column]).iter().all(|(file, _)| file.file_bytes < least)
+        {
             return Ok(Vec::new());
         }
         self.open(&[column])?;
-        let is_large =
-            |extent: &SampleExtent| matches!(extent, SampleExtent::Large { shape, is_plain: true, .. } if shape.first() >= Some(&least));
+        let is_large = |extent: &SampleExtent| matches!(extent, SampleExtent::Large { shape, is_plain: true, .. } if shape.first() >= Some(&least));
         Ok(self.extents(column)?.iter().map(is_large).collect())
     }
 

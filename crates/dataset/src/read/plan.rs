@@ -46,7 +46,11 @@ struct PlannedPart {
 impl PlannedPart {
     /// Plan a part of which `wanted` samples are read.
     fn new(snapshot: &Snapshot, number: usize, wanted: usize) -> Result<Arc<PlannedPart>> {
-        Ok(Arc::new(PlannedPart { number, fragments: snapshot.live_fragments(number, wanted)?, patches: Mutex::default() }))
+        Ok(Arc::new(PlannedPart {
+            number,
+            fragments: snapshot.live_fragments(number, wanted)?,
+            patches: Mutex::default(),
+        }))
     }
 
     fn patch(&self, snapshot: &Snapshot, column: u64) -> Result<Arc<Patch>> {
@@ -91,9 +95,8 @@ pub fn ascending(rows: &[(u64, u32)]) -> Cow<'_, [(u64, u32)]> {
 impl Plan {
     pub fn new(snapshot: &Snapshot, positions: Vec<u64>) -> Result<Plan> {
         if positions.len() > u32::MAX as usize {
-            return Err(
-                Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len())).hint("take fewer, or scan")
-            );
+            return Err(Error::new("invalid-argument", format!("cannot take {} samples at once", positions.len()))
+                .hint("take fewer, or scan"));
         }
         if let Some(place) = positions.iter().position(|position| *position >= snapshot.len()) {
             return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
@@ -107,7 +110,8 @@ impl Plan {
                 (rows, vec![FragmentRows { part, index: 0, begin: 0, rows: all }])
             }
             _ => {
-                let mut rows: Vec<(u64, u32)> = (0..).zip(&positions).map(|(place, position)| (*position, place)).collect();
+                let mut rows: Vec<(u64, u32)> =
+                    (0..).zip(&positions).map(|(place, position)| (*position, place)).collect();
                 if !rows.is_sorted() {
                     rows = sorted(&rows);
                 }
@@ -174,7 +178,12 @@ fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<Fragmen
                 index += 1;
             }
             if groups.last().is_none_or(|group| group.index != index - 1 || !Arc::ptr_eq(&group.part, &part)) {
-                groups.push(FragmentRows { part: part.clone(), index: index - 1, begin: within.start, rows: next..next });
+                groups.push(FragmentRows {
+                    part: part.clone(),
+                    index: index - 1,
+                    begin: within.start,
+                    rows: next..next,
+                });
             }
             // Up to this position, rows of the fragment differ from positions by the same number.
             let same = end.min(start + run.end.min(within.end - run.deleted));

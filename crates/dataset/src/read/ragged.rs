@@ -46,8 +46,11 @@ const NULL: u32 = u32::MAX;
 impl RaggedValues {
     /// Wrap buffers as values that are not null. `free` has `free_count` sizes per value.
     pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
-        let extents =
-            values.iter().enumerate().map(|(index, value)| ValueRange { keep: index as u32, begin: 0, bytes: value.len() }).collect();
+        let extents = values
+            .iter()
+            .enumerate()
+            .map(|(index, value)| ValueRange { keep: index as u32, begin: 0, bytes: value.len() })
+            .collect();
         RaggedValues { keep: values, extents, free, free_count }
     }
 
@@ -116,7 +119,8 @@ impl RaggedValues {
 
 /// Check that the codes of a list of labels are those of classes.
 pub fn check_label_codes(codes: &[u8], classes: &Classes, places: &ClassPlaces<'_>) -> Result<()> {
-    match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| places.of(*code).is_none()) {
+    match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| places.of(*code).is_none())
+    {
         None => Ok(()),
         Some(code) => Err(malformed(no_class(code, classes))),
     }
@@ -164,9 +168,13 @@ impl Reader {
                 buffers.resize_with(self.plan.len(), Vec::new);
                 for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
                     let slice = tiles.add(source, (*row, *place), None);
-                    buffers[*place as usize] = vec![0; elements(slice).unwrap_or(0) as usize * source.entry().dtype.size()];
+                    buffers[*place as usize] =
+                        vec![0; elements(slice).unwrap_or(0) as usize * source.entry().dtype.size()];
                     let sizes = source.entry().free.iter().map(|sizes| sizes.get(*row as usize));
-                    values.free[*place as usize * free_count..].iter_mut().zip(sizes).for_each(|(free, size)| *free = size);
+                    values.free[*place as usize * free_count..]
+                        .iter_mut()
+                        .zip(sizes)
+                        .for_each(|(free, size)| *free = size);
                 }
                 return Ok(());
             }
@@ -268,14 +276,24 @@ impl Reader {
                     head.free(body, inner, range.len(), cell, &mut free, values.free_count)?;
                     values.free[at..at + values.free_count].copy_from_slice(&free);
                 }
-                None => entry.free.iter().enumerate().for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
+                None => entry
+                    .free
+                    .iter()
+                    .enumerate()
+                    .for_each(|(dimension, sizes)| values.free[at + dimension] = sizes.get(block)),
             }
         }
         values.extents[place as usize] = extent;
         Ok(())
     }
 
-    fn open_block(&self, source: &ColumnRows<'_>, block: usize, map: u32, values: &mut RaggedValues) -> Result<OpenBlock> {
+    fn open_block(
+        &self,
+        source: &ColumnRows<'_>,
+        block: usize,
+        map: u32,
+        values: &mut RaggedValues,
+    ) -> Result<OpenBlock> {
         let (entry, file) = (source.entry(), &source.file);
         let decoded = self.block(file, source.chunk, block)?;
         let head = match entry.layout {
@@ -283,10 +301,19 @@ impl Reader {
             _ => None,
         };
         Ok(match decoded {
-            Decoded::Mapped(range) => OpenBlock { block, keep: map, begin: range.start, bytes: range.len(), owned: None, head },
+            Decoded::Mapped(range) => {
+                OpenBlock { block, keep: map, begin: range.start, bytes: range.len(), owned: None, head }
+            }
             Decoded::Owned(bytes) => {
                 values.keep.push(bytes.clone());
-                OpenBlock { block, keep: values.keep.len() as u32 - 1, begin: 0, bytes: bytes.len(), owned: Some(bytes), head }
+                OpenBlock {
+                    block,
+                    keep: values.keep.len() as u32 - 1,
+                    begin: 0,
+                    bytes: bytes.len(),
+                    owned: Some(bytes),
+                    head,
+                }
             }
         })
     }

@@ -103,7 +103,11 @@ impl Reader {
     }
 
     /// Divide the rows of a group among the files that have their values in a column. Cost: reads the row ids of overlays.
-    pub(super) fn located<'a>(&'a self, group: &'a FragmentRows, column: &'a ColumnSpec) -> Result<impl Iterator<Item = Located<'a>>> {
+    pub(super) fn located<'a>(
+        &'a self,
+        group: &'a FragmentRows,
+        column: &'a ColumnSpec,
+    ) -> Result<impl Iterator<Item = Located<'a>>> {
         let fragment = group.fragment();
         let of_fragment = |rows: Cow<'a, [(u64, u32)]>| match (file_of(&fragment.files, column.id), &column.fill) {
             (None, Some(FillValue(file))) => {
@@ -120,7 +124,12 @@ impl Reader {
         let of_overlay = |rows: &[(usize, (u64, u32))]| {
             let overlay = &self.snapshot.overlays.all()[rows[0].0];
             let rows = rows.iter().map(|(_, row)| *row).collect();
-            Located { file: file_of(&overlay.files, column.id), samples: overlay.rows.ids(), rows: Cow::Owned(rows), in_order }
+            Located {
+                file: file_of(&overlay.files, column.id),
+                samples: overlay.rows.ids(),
+                rows: Cow::Owned(rows),
+                in_order,
+            }
         };
         let newer: Vec<Located> = newer.chunk_by(|one, other| one.0 == other.0).map(of_overlay).collect();
         let current = (!current.is_empty()).then(|| of_fragment(Cow::Owned(current)));
@@ -253,7 +262,8 @@ impl Reader {
     pub fn locate(&self, error: Error, column: &ColumnSpec, place: u32) -> Error {
         let position = self.plan.positions.get(place as usize).copied().unwrap_or(0);
         let row_ids = self.plan.row_ids().get(place as usize).copied().into_iter().collect();
-        let error = error.context(format!("cannot read sample {position} of column `{}`", column.name)).column(&column.name);
+        let error =
+            error.context(format!("cannot read sample {position} of column `{}`", column.name)).column(&column.name);
         error.rows(vec![place.into()]).row_ids(row_ids)
     }
 }

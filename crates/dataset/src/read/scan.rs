@@ -60,10 +60,16 @@ pub struct Scan {
 impl Scan {
     /// Begin a scan of a snapshot, or of selected positions in it. Costs the same as `Snapshot::column_bytes`. If files are not
     /// mapped, the tails for the first batch are also read.
-    pub fn new(snapshot: Arc<Snapshot>, selection: Selection, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
+    pub fn new(
+        snapshot: Arc<Snapshot>,
+        selection: Selection,
+        columns: &[&ColumnSpec],
+        batch_rows: u64,
+    ) -> Result<Scan> {
         let ids: HashSet<u64> = columns.iter().map(|column| column.id).collect();
         let known = snapshot.schema.columns.iter().enumerate();
-        let columns: Vec<usize> = known.filter(|(_, column)| ids.contains(&column.id)).map(|(index, _)| index).collect();
+        let columns: Vec<usize> =
+            known.filter(|(_, column)| ids.contains(&column.id)).map(|(index, _)| index).collect();
         let kind = |index: &usize| &snapshot.schema.columns[*index].kind;
         let (mut uneven, mut even_bytes) = (Vec::new(), 0);
         for column in &columns {
@@ -152,7 +158,9 @@ impl Scan {
         let most = if self.row_bytes > 0.0 { (self.group_bytes as f64 / self.row_bytes) as u64 } else { 0 };
         let mut rows = most.min(GROUP_ROWS) / batch * batch;
         let fits = |rows: u64| {
-            Ok::<_, penstock_error::Error>(self.requested_bytes(rows)?.max(self.decoded_bytes(rows)?) <= self.group_bytes / 4 * 5)
+            Ok::<_, penstock_error::Error>(
+                self.requested_bytes(rows)?.max(self.decoded_bytes(rows)?) <= self.group_bytes / 4 * 5,
+            )
         };
         while rows > batch && !fits(rows)? {
             rows = rows / 2 / batch * batch;

@@ -97,8 +97,10 @@ impl Reader {
             for (row, place) in rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
                 there[*place as usize] = true;
                 let (Some(slice), shape) = (&slices[*place as usize], source.entry().shape_of(*row)) else { continue };
-                let bytes = elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(dtype.size()));
-                let inside = slice.len() == shape.len() && slice.iter().zip(&shape).all(|(range, size)| range.end <= *size);
+                let bytes =
+                    elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(dtype.size()));
+                let inside =
+                    slice.len() == shape.len() && slice.iter().zip(&shape).all(|(range, size)| range.end <= *size);
                 if source.entry().parts_of(*row).is_none() || !inside || bytes != Some(outs[*place as usize].len()) {
                     let text = format!("the slice {slice:?} is not inside a divisible sample of shape {shape:?}");
                     return Err((Error::new("invalid-argument", text), *place));
@@ -110,7 +112,10 @@ impl Reader {
             }
             Ok(())
         })?;
-        (0..).zip(&there).filter(|(_, there)| !**there).for_each(|(place, _)| set_null(&mut nulls, self.plan.len(), place, &mut []));
+        (0..)
+            .zip(&there)
+            .filter(|(_, there)| !**there)
+            .for_each(|(place, _)| set_null(&mut nulls, self.plan.len(), place, &mut []));
         let (places, mut targets) = (tiles.places(), Targets::Each(outs));
         self.read_tiles(column, tiles, &mut targets, &mut nulls)?;
         targets.widen(&earlier, dtype)?;

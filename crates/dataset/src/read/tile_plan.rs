@@ -118,7 +118,11 @@ impl PlannedTiles {
         let bytes = reads.iter().map(|read| read.bytes(samples)).sum();
         // Long parts of bytes are read one after the other, and rarely again.
         let passes = |read: &TileRead| samples[read.sample].is_plain_bytes();
-        let cache = if bytes >= PASSING_BYTES && reads.iter().all(passes) { BlockCaching::Bypass } else { BlockCaching::of(bytes) };
+        let cache = if bytes >= PASSING_BYTES && reads.iter().all(passes) {
+            BlockCaching::Bypass
+        } else {
+            BlockCaching::of(bytes)
+        };
         let (straight, others): (Vec<TileRead>, Vec<TileRead>) = reads.into_iter().partition(|read| {
             let sample = &samples[read.sample];
             cache == BlockCaching::Bypass
@@ -153,7 +157,9 @@ impl PlannedTiles {
             let TiledSample { file, chunk, .. } = &samples[read.sample];
             let (from, to) = file.unit(*chunk, read.block, unit);
             match (runs.last_mut(), owners.last()) {
-                (Some(run), Some(owner)) if *owner == read.sample && run.bounds().1 == from && to - run.bounds().0 <= most_bytes => {
+                (Some(run), Some(owner))
+                    if *owner == read.sample && run.bounds().1 == from && to - run.bounds().0 <= most_bytes =>
+                {
                     run.units.push((read.block, unit));
                 }
                 _ => {

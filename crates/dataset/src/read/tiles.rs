@@ -59,7 +59,13 @@ impl Targets<'_> {
 
 impl Reader {
     /// Read the slices of `tiles` into their targets.
-    pub(super) fn read_tiles(&self, column: &ColumnSpec, tiles: Tiles, targets: &mut Targets<'_>, nulls: &mut Nulls) -> Result<()> {
+    pub(super) fn read_tiles(
+        &self,
+        column: &ColumnSpec,
+        tiles: Tiles,
+        targets: &mut Targets<'_>,
+        nulls: &mut Nulls,
+    ) -> Result<()> {
         let samples = tiles.into_samples();
         let planned = PlannedTiles::new(&samples);
         let mut failed: Vec<Option<Error>> = samples.iter().map(|_| None).collect();
@@ -116,7 +122,9 @@ impl Reader {
         reads.iter().for_each(|read| units.extend(read.units.iter().map(|unit| (read, *unit))));
         let wanted: Vec<Wanted> = units
             .iter()
-            .map(|(read, unit)| Wanted::new(&samples[read.sample].file, samples[read.sample].chunk, read.block, Some(*unit)))
+            .map(|(read, unit)| {
+                Wanted::new(&samples[read.sample].file, samples[read.sample].chunk, read.block, Some(*unit))
+            })
             .collect();
         let errors = stream(self.snapshot.context.reads(), &wanted, |index, bytes| {
             let (read, unit) = units[index];
@@ -163,7 +171,9 @@ impl Reader {
             let (stored, size) = (grid.tile(read.tile), entry.dtype.size());
             match tile.whole() {
                 Some(bytes) => all_runs(&stored, &sample.slice, size, |runs| runs.copy(bytes, target)),
-                None => runs(&stored, &sample.slice, size, |from, to, bytes| tile.copy(from, &mut target[to..to + bytes])),
+                None => {
+                    runs(&stored, &sample.slice, size, |from, to, bytes| tile.copy(from, &mut target[to..to + bytes]))
+                }
             }
         }
         Ok(())
@@ -189,7 +199,8 @@ impl Reader {
             for (begin, end) in read.extents(samples) {
                 open = match open {
                     Some((before, first, last))
-                        if Arc::ptr_eq(&before.file, &sample.file) && (last..last + ANNOUNCED_GAP_BYTES).contains(&begin) =>
+                        if Arc::ptr_eq(&before.file, &sample.file)
+                            && (last..last + ANNOUNCED_GAP_BYTES).contains(&begin) =>
                     {
                         Some((before, first, end))
                     }

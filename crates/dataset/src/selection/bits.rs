@@ -130,7 +130,8 @@ mod tests {
             set.iter().for_each(|place| words[(place / 64) as usize] |= 1 << (place % 64));
             let bits = Bits::new(places, words);
             assert_eq!((bits.count(), bits.end()), (set.len() as u64, set.last().map_or(0, |last| last + 1)));
-            let begins = set.iter().enumerate().filter(|(index, place)| *index == 0 || set[index - 1] + 1 < **place).count();
+            let begins =
+                set.iter().enumerate().filter(|(index, place)| *index == 0 || set[index - 1] + 1 < **place).count();
             assert_eq!(bits.runs(), begins as u64);
             for (index, place) in set.iter().enumerate() {
                 assert_eq!(bits.nth(index as u64), *place);

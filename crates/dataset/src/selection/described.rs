@@ -36,7 +36,9 @@ impl Selection {
             Source::Bitmap(bitmap) => {
                 writer.u8(2);
                 bitmap.of.write(writer, false);
-                writer.list(&bitmap.bits.words()[..bitmap.bits.end().div_ceil(64) as usize], |writer, word| writer.u64(*word));
+                writer.list(&bitmap.bits.words()[..bitmap.bits.end().div_ceil(64) as usize], |writer, word| {
+                    writer.u64(*word)
+                });
             }
             Source::List(list) => {
                 writer.u8(3);
@@ -127,7 +129,9 @@ impl fmt::Display for Selection {
         }
         match &self.within {
             Within::Whole => {}
-            Within::Range(range) => write!(formatter, "{} samples from {} in steps of {} of ", range.count, range.first, range.step)?,
+            Within::Range(range) => {
+                write!(formatter, "{} samples from {} in steps of {} of ", range.count, range.first, range.step)?
+            }
             Within::Runs(runs) => write!(formatter, "{} samples in {} runs of ", runs.count(), runs.len())?,
         }
         match &self.of {

@@ -97,7 +97,8 @@ impl Source {
     fn extend(&self, stride: Stride, positions: &mut Vec<u64>) {
         let begin = positions.len();
         let each = stride.step.unsigned_abs();
-        let (first, is_near) = (if stride.step < 0 { stride.at(stride.count - 1) } else { stride.first }, (1..=NEAR).contains(&each));
+        let (first, is_near) =
+            (if stride.step < 0 { stride.at(stride.count - 1) } else { stride.first }, (1..=NEAR).contains(&each));
         let (count, each) = (stride.count as usize, each as usize);
         match self {
             Source::All(_) if stride.step == 1 => positions.extend(stride.first..stride.first + stride.count),
@@ -186,7 +187,10 @@ impl Selection {
 
     /// Add the positions of several samples in the snapshot to a list.
     pub fn extend(&self, indices: Stride, positions: &mut Vec<u64>) {
-        self.strides(indices).into_iter().filter(|stride| stride.count > 0).for_each(|stride| self.of.extend(stride, positions));
+        self.strides(indices)
+            .into_iter()
+            .filter(|stride| stride.count > 0)
+            .for_each(|stride| self.of.extend(stride, positions));
     }
 
     /// Return which indices of the source these are.
@@ -210,7 +214,9 @@ impl Selection {
 
     /// Return the place of the first of these positions that the selection lacks. Cost: a search for each position; reads the whole of a list.
     pub fn first_outside(&self, positions: &[u64]) -> Option<usize> {
-        let Source::List(list) = &self.of else { return positions.iter().position(|position| self.index_of(*position).is_none()) };
+        let Source::List(list) = &self.of else {
+            return positions.iter().position(|position| self.index_of(*position).is_none());
+        };
         let mut sought: Vec<u64> = positions.to_vec();
         sought.sort_unstable();
         sought.dedup();
@@ -298,10 +304,9 @@ impl Selection {
 
     /// Note that this selection was made from another one.
     fn from(self, base: &Selection) -> Selection {
-        let origin = base
-            .origin
-            .as_ref()
-            .map(|origin| if origin.starts_with(PART_OF) { origin.clone() } else { format!("{PART_OF}{origin}").into() });
+        let origin = base.origin.as_ref().map(|origin| {
+            if origin.starts_with(PART_OF) { origin.clone() } else { format!("{PART_OF}{origin}").into() }
+        });
         Selection { origin, ..self }
     }
 }

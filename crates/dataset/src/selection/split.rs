@@ -127,7 +127,9 @@ impl Cells {
         let hidden = snapshot.context.row_ids(snapshot.overlays.rows(Overlay::hides))?;
         let (mut runs, mut rows, mut cells) = (Vec::<IdRun>::new(), 0, 0);
         for part in 0..snapshot.parts.len() {
-            for (Run { first, count }, _) in runs_of(snapshot.fragments(part)?.as_slice()).filter(|(run, _)| run.count > 0) {
+            for (Run { first, count }, _) in
+                runs_of(snapshot.fragments(part)?.as_slice()).filter(|(run, _)| run.count > 0)
+            {
                 let first = first.cast_signed();
                 let last = match runs.last_mut().filter(|last| last.first + last.count as i64 == first) {
                     Some(last) => {
@@ -169,7 +171,9 @@ impl Cells {
     fn each_hidden(&self, cell: &Cell, mut visit: impl FnMut(u64)) {
         let (begins, ids) = (cell.number * THOUSAND as i64, cell.ids());
         let range = ids.start.cast_unsigned()..ids.end.cast_unsigned();
-        self.hidden.iter().for_each(|set| set.each_in(range.clone(), |id| visit((id.cast_signed() - begins).cast_unsigned())));
+        self.hidden
+            .iter()
+            .for_each(|set| set.each_in(range.clone(), |id| visit((id.cast_signed() - begins).cast_unsigned())));
     }
 
     /// Return the row ids of a cell that are samples.
@@ -208,8 +212,10 @@ impl Cells {
                 next = 0;
                 hidden.clear();
                 let unsigned = known.start.cast_unsigned()..known.end.cast_unsigned();
-                let mut add =
-                    |id: u64| hidden.push((id.cast_signed(), bounds.first().map_or(0, |bound| bound.first_digit(id.cast_signed()))));
+                let mut add = |id: u64| {
+                    hidden
+                        .push((id.cast_signed(), bounds.first().map_or(0, |bound| bound.first_digit(id.cast_signed()))))
+                };
                 self.hidden.iter().for_each(|set| set.each_in(unsigned.clone(), &mut add));
                 hidden.sort_unstable();
             }
@@ -277,7 +283,8 @@ impl Split {
         let bounds: Vec<Bound> = ends.map(|value| Bound::new(seed, value)).collect();
         let counted: Vec<&Bound> = bounds.iter().filter(|bound| bound.all_alike().is_none()).collect();
         let groups = cells.cells.div_ceil(GROUP) as usize;
-        let count = |group: usize| cells.count(group as u64 * GROUP..(GROUP * (group as u64 + 1)).min(cells.cells), &counted);
+        let count =
+            |group: usize| cells.count(group as u64 * GROUP..(GROUP * (group as u64 + 1)).min(cells.cells), &counted);
         let counts = parallel::map(groups, groups * GROUP as usize * WORK_BYTES, count)?;
         let sums = |which: usize| Sums::of(counts.iter().flat_map(|group| group[which].iter().copied()));
         let live = (!cells.hidden.is_empty()).then(|| sums(counted.len()));
@@ -288,7 +295,8 @@ impl Split {
             Arc::new(Below { bound, sums })
         });
         let (below, cells): (Vec<Arc<Below>>, _) = (below.collect(), Arc::new(cells));
-        let part = |ends: &[Arc<Below>]| Split { seed, cells: cells.clone(), low: ends[0].clone(), high: ends[1].clone() };
+        let part =
+            |ends: &[Arc<Below>]| Split { seed, cells: cells.clone(), low: ends[0].clone(), high: ends[1].clone() };
         Ok(below.windows(2).map(part).collect())
     }
 
@@ -344,7 +352,8 @@ impl Split {
             left -= if is_passed { count } else { 0 };
             is_passed
         };
-        let hundred = (0..10).find(|hundred| !passed(high.of_hundred(*hundred) - low.of_hundred(*hundred))).unwrap_or(9);
+        let hundred =
+            (0..10).find(|hundred| !passed(high.of_hundred(*hundred) - low.of_hundred(*hundred))).unwrap_or(9);
         let (above, below) = (low.tens(hundred), high.tens(hundred));
         let ten = (0..10).find(|ten| !passed(high.of_ten(below, *ten) - low.of_ten(above, *ten))).unwrap_or(9);
         let units = high.units(hundred, below, ten) & !low.units(hundred, above, ten);
@@ -371,7 +380,8 @@ impl Split {
             let cell = self.cells.cell(number);
             let samples = self.cells.live_in(&cell);
             let (members, before) = (self.members(&cell, &samples), self.cells.live_before(number));
-            let offsets = (0..members.len()).flat_map(move |word| each_one(members[word]).map(move |bit| 64 * word as u64 + bit));
+            let offsets =
+                (0..members.len()).flat_map(move |word| each_one(members[word]).map(move |bit| 64 * word as u64 + bit));
             offsets.map(move |offset| before + rank(&samples, offset))
         };
         (first..most).flat_map(of_cell).skip(skipped as usize)

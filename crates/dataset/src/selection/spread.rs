@@ -255,17 +255,27 @@ mod tests {
 
     #[test]
     fn all_ways_of_finding_who_is_below_a_bound_agree() {
-        for (seed, value) in [(0, 0.8), (1, 0.5), (2, 0.12345), (3, 0.0), (4, 1.0), (5, 1.1), (6, 0.001), (7, 0.9995), (8, 1.0 / 3.0)] {
+        for (seed, value) in
+            [(0, 0.8), (1, 0.5), (2, 0.12345), (3, 0.0), (4, 1.0), (5, 1.1), (6, 0.001), (7, 0.9995), (8, 1.0 / 3.0)]
+        {
             let bound = Bound::new(seed, value);
             for number in [0, 1, 77, -3, (1 << 40) / 1000, i64::MIN / 1000 + 5] {
                 let thousand = bound.thousand(number);
-                let expected: Vec<bool> = (0..1000).map(|offset| place_of(1000 * number + offset, seed) < value).collect();
-                assert_eq!(thousand.before(THOUSAND), expected.iter().filter(|below| **below).count() as u64, "{seed} {number}");
+                let expected: Vec<bool> =
+                    (0..1000).map(|offset| place_of(1000 * number + offset, seed) < value).collect();
+                assert_eq!(
+                    thousand.before(THOUSAND),
+                    expected.iter().filter(|below| **below).count() as u64,
+                    "{seed} {number}"
+                );
                 for (offset, below) in expected.iter().enumerate() {
                     let (hundred, ten, one) = (offset as u64 / 100, offset as u64 / 10 % 10, offset % 10);
                     let tens = thousand.tens(hundred);
                     assert_eq!(thousand.units(hundred, tens, ten) >> one & 1 == 1, *below, "{seed} {number} {offset}");
-                    assert_eq!(thousand.before(offset as u64), expected[..offset].iter().filter(|below| **below).count() as u64);
+                    assert_eq!(
+                        thousand.before(offset as u64),
+                        expected[..offset].iter().filter(|below| **below).count() as u64
+                    );
                     let id = 1000 * number + offset as i64;
                     assert_eq!(bound.is_below(id, bound.first_digit(id)), *below, "{seed} {number} {offset}");
                     let of_ten = expected[offset / 10 * 10..][..10].iter().filter(|below| **below).count();

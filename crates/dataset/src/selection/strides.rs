@@ -114,8 +114,13 @@ impl Strides {
         if !order.is_sorted_by_key(bounds) {
             order.sort_unstable_by_key(bounds);
         }
-        let apart = strides.iter().all(Stride::is_distinct) && order.is_sorted_by(|one, next| bounds(one).1 < bounds(next).0);
-        Strides { ends, all: strides.iter().map(|stride| (stride.first, stride.step)).collect(), ascending: apart.then_some(order) }
+        let apart =
+            strides.iter().all(Stride::is_distinct) && order.is_sorted_by(|one, next| bounds(one).1 < bounds(next).0);
+        Strides {
+            ends,
+            all: strides.iter().map(|stride| (stride.first, stride.step)).collect(),
+            ascending: apart.then_some(order),
+        }
     }
 
     pub fn count(&self) -> u64 {
@@ -238,12 +243,17 @@ mod tests {
             }
             for first in 0..all.count() {
                 for step in -6..7i64 {
-                    let fits = |count: &u64| (0..all.count() as i64).contains(&(first as i64 + step * (*count as i64 - 1)));
+                    let fits =
+                        |count: &u64| (0..all.count() as i64).contains(&(first as i64 + step * (*count as i64 - 1)));
                     for count in (1..12).take_while(fits) {
                         let inner = stride(first, step, count);
                         let expected: Vec<u64> = (0..count).map(|index| listed[inner.at(index) as usize]).collect();
                         let found = Strides::new(&Strides::joined(all.part(inner)));
-                        assert_eq!((0..found.count()).map(|index| found.at(index)).collect::<Vec<_>>(), expected, "{strides:?} {inner:?}");
+                        assert_eq!(
+                            (0..found.count()).map(|index| found.at(index)).collect::<Vec<_>>(),
+                            expected,
+                            "{strides:?} {inner:?}"
+                        );
                     }
                 }
             }

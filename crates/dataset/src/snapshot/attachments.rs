@@ -22,7 +22,9 @@ pub fn note_changed(attachments: &mut [Attachment], overlay: &Overlay) {
 /// Refuse attachments of columns that do not exist, and objects that are attached twice.
 pub fn check_attachments(attachments: &[Attachment], schema: &Schema, record: &Record) -> Result<()> {
     for (index, Attachment { kind, object, columns, .. }) in attachments.iter().enumerate() {
-        let invalid = |what: String| Err(malformed(format!("commit {} has an attachment of kind `{kind}` {what}", record.snapshot())));
+        let invalid = |what: String| {
+            Err(malformed(format!("commit {} has an attachment of kind `{kind}` {what}", record.snapshot())))
+        };
         if let Some(column) = columns.iter().find(|column| !schema.has_column(**column)) {
             return invalid(format!("to column {column}, which does not exist"));
         }

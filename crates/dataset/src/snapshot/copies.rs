@@ -6,7 +6,8 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::{
-    ObjectRef, attachment_name, data_name, forwarding_name, page_name, record_name, rows_name, stages_name, statistics_name, words_name,
+    ObjectRef, attachment_name, data_name, forwarding_name, page_name, record_name, rows_name, stages_name,
+    statistics_name, words_name,
 };
 use penstock_format::rows::RowSet;
 use penstock_storage::Store;
@@ -73,7 +74,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let mut records = HashSet::new();
     let mut name_if_file_missing = |file: &FileRef| match file.place {
         FilePlace::Object => name_if_missing(file.id, file.file_bytes, data_name(file.id)),
-        FilePlace::Record { branch, number, .. } if branch != snapshot.id().branch && records.insert((branch, number)) => {
+        FilePlace::Record { branch, number, .. }
+            if branch != snapshot.id().branch && records.insert((branch, number)) =>
+        {
             let name = record_name(branch, number);
             Ok((!store.exists(&name)?).then_some(name))
         }
@@ -92,7 +95,8 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     for ObjectRef { id, bytes, .. } in snapshot.parts.iter().filter_map(|part| part.page()?.statistics) {
         missing.extend(name_if_missing(id, bytes, statistics_name(id))?);
     }
-    let of_attachments = snapshot.attachments.iter().flat_map(|attachment| [&attachment.rows].into_iter().chain(&attachment.changed));
+    let of_attachments =
+        snapshot.attachments.iter().flat_map(|attachment| [&attachment.rows].into_iter().chain(&attachment.changed));
     for rows in snapshot.overlays.rows(|_| true).chain(of_attachments) {
         if let RowSet::Object(reference) = rows {
             let ObjectRef { id, bytes, .. } = reference.object;
@@ -110,7 +114,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
                     missing.extend(name_if_file_missing(file)?);
                 }
             }
-            (Err(error), ManifestPart::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
+            (Err(error), ManifestPart::Page(page))
+                if error.kind() == Kind::NotFound || error.code() == "object-truncated" =>
+            {
                 missing.push(page_name(page.object.id));
             }
             (Err(error), _) if error.kind() == Kind::Corrupt => {}

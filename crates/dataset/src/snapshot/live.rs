@@ -124,7 +124,8 @@ impl Live {
         let live = self.starts[part + 1] - self.starts[part];
         let samples: u64 = fragments.as_slice().iter().map(|fragment| fragment.samples).sum();
         let dead = samples.saturating_sub(live);
-        if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < dead && deleted.gaps.peek(&part).is_none() {
+        if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < dead && deleted.gaps.peek(&part).is_none()
+        {
             let search = || Ok::<_, Error>(Arc::new(Searched::new(fragments.as_slice(), &deleted.sets)));
             let searched = deleted.searched.get_or_insert_with(&part, search)?;
             if searched.samples == live {
@@ -136,7 +137,9 @@ impl Live {
             let rows = gaps.rows();
             // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
             if samples - rows != live {
-                return Err(malformed(format!("{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted")));
+                return Err(malformed(format!(
+                    "{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted"
+                )));
             }
             Ok(Arc::new(gaps))
         };
@@ -152,7 +155,13 @@ fn deleted_in(snapshot: &Snapshot, part: usize, sets: &[Arc<RowIds>]) -> Result<
     let count = |range: std::ops::Range<u64>| sets.iter().map(|set| set.count_in(range.clone())).sum::<u64>();
     Ok(match &snapshot.parts[part] {
         ManifestPart::Page(page) if page.is_dense() => count(page.least..page.least + page.span),
-        _ => snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| &fragment.runs).map(|run| count(run.first..run.end())).sum(),
+        _ => snapshot
+            .fragments(part)?
+            .as_slice()
+            .iter()
+            .flat_map(|fragment| &fragment.runs)
+            .map(|run| count(run.first..run.end()))
+            .sum(),
     })
 }
 
@@ -162,7 +171,9 @@ fn gaps_of(fragments: &[Fragment], sets: &[Arc<RowIds>]) -> Gaps {
     for (run, row) in runs_of(fragments) {
         for set in sets {
             runs.extend(
-                set.runs_in(run.first..run.end()).into_iter().map(|(deleted, _)| (row + (deleted.first - run.first), deleted.count)),
+                set.runs_in(run.first..run.end())
+                    .into_iter()
+                    .map(|(deleted, _)| (row + (deleted.first - run.first), deleted.count)),
             );
         }
     }
@@ -277,7 +288,9 @@ impl LiveFragments {
         match &self.gaps {
             None => LiveRun { deleted: 0, end: u64::MAX },
             Some(PartGaps::Table(gaps)) => gaps.run(hint, live),
-            Some(PartGaps::Searched(searched)) => LiveRun { deleted: searched.physical_row(live) - live, end: live + 1 },
+            Some(PartGaps::Searched(searched)) => {
+                LiveRun { deleted: searched.physical_row(live) - live, end: live + 1 }
+            }
         }
     }
 
@@ -339,7 +352,11 @@ impl Snapshot {
     }
 
     /// Visit the fragments that are not in one of these pages.
-    pub fn each_fragment_outside(&self, pages: &HashSet<PageRef>, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
+    pub fn each_fragment_outside(
+        &self,
+        pages: &HashSet<PageRef>,
+        mut visit: impl FnMut(&Fragment) -> Result<()>,
+    ) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
             if part.page().is_none_or(|page| !pages.contains(&page)) {
                 self.fragments(index)?.as_slice().iter().try_for_each(&mut visit)?;
@@ -356,13 +373,23 @@ mod tests {
     #[test]
     fn a_search_finds_what_a_table_does() {
         let run = |first, count| Run { first, count };
-        let fragment =
-            |runs: Vec<Run>| Fragment { samples: runs.iter().map(|run| run.count).sum(), is_stage: false, runs, files: Vec::new() };
-        let fragments = [fragment(vec![run(500, 40), run(3, 7)]), fragment(vec![run(1 << 40, 300_000)]), fragment(vec![run(20, 1)])];
+        let fragment = |runs: Vec<Run>| Fragment {
+            samples: runs.iter().map(|run| run.count).sum(),
+            is_stage: false,
+            runs,
+            files: Vec::new(),
+        };
+        let fragments = [
+            fragment(vec![run(500, 40), run(3, 7)]),
+            fragment(vec![run(1 << 40, 300_000)]),
+            fragment(vec![run(20, 1)]),
+        ];
         let every = |step: usize| (0..1000).chain(1 << 40..(1 << 40) + 300_000).step_by(step).collect::<RowIds>();
-        for sets in
-            [vec![every(3)], vec![every(2)], vec![RowIds::of_runs(vec![run(500, 20)]), RowIds::of_runs(vec![run(530, 10), run(4, 2)])]]
-        {
+        for sets in [
+            vec![every(3)],
+            vec![every(2)],
+            vec![RowIds::of_runs(vec![run(500, 20)]), RowIds::of_runs(vec![run(530, 10), run(4, 2)])],
+        ] {
             let sets: Vec<Arc<RowIds>> = sets.into_iter().map(Arc::new).collect();
             let (table, searched) = (gaps_of(&fragments, &sets), Searched::new(&fragments, &sets));
             assert_eq!(searched.samples, 300_048 - table.rows());

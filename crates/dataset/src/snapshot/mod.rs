@@ -123,7 +123,10 @@ impl Snapshot {
         let known = overlays.rows(Overlay::is_gone).map(RowSet::ids).fold(record.samples, u64::saturating_add);
         if let Some(overlay) = overlays.all().iter().find(|overlay| !overlay.is_gone() && overlay.rows.ids() > known) {
             let (ids, samples) = (overlay.rows.ids(), record.samples);
-            let text = format!("an overlay of commit {} has {ids} row ids, but the commit has only {samples} samples", record.snapshot());
+            let text = format!(
+                "an overlay of commit {} has {ids} row ids, but the commit has only {samples} samples",
+                record.snapshot()
+            );
             return Err(malformed(text));
         }
         let mut words: HashMap<u64, Vec<WordsSegment>> = HashMap::new();
@@ -178,7 +181,8 @@ impl Snapshot {
     ) -> Snapshot {
         let mut made = self.anew();
         let samples: u64 = new.iter().map(|fragment| fragment.samples).sum();
-        let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
+        let deleted: u64 =
+            overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
         let record = Arc::make_mut(&mut made.entry.record);
         record.samples += samples;
         record.live = (record.live + samples).saturating_sub(deleted);
@@ -256,7 +260,13 @@ impl Snapshot {
         let storage = self.context.storage.as_ref();
         let place = storage.place();
         let handle = if place.is_some() { 0 } else { Arc::as_ptr(&self.context.caches).addr() };
-        LogKey { uri: storage.uri().to_owned(), place, handle, dataset: self.record().dataset, branch: self.id().branch }
+        LogKey {
+            uri: storage.uri().to_owned(),
+            place,
+            handle,
+            dataset: self.record().dataset,
+            branch: self.id().branch,
+        }
     }
 
     pub fn record(&self) -> &Record {
@@ -279,8 +289,11 @@ impl Snapshot {
     pub fn column(&self, name: &str) -> Result<&ColumnSpec> {
         let found = self.schema.column(name).map(|(_, column)| column);
         found.ok_or_else(|| {
-            Error::new("column-not-found", format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri()))
-                .hint(self.schema.names())
+            Error::new(
+                "column-not-found",
+                format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri()),
+            )
+            .hint(self.schema.names())
         })
     }
 }

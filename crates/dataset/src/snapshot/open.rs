@@ -22,8 +22,13 @@ impl Snapshot {
     /// the root.
     pub fn open(context: Arc<Context>, branch: u64) -> Result<Snapshot> {
         let store = context.storage.as_ref();
-        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
-        let number = if context.incomplete == Incomplete::Permit { newest.number } else { newest.whole(store, &log_folder(branch))? };
+        let newest =
+            newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
+        let number = if context.incomplete == Incomplete::Permit {
+            newest.number
+        } else {
+            newest.whole(store, &log_folder(branch))?
+        };
         let entry = records::read_record(store, branch, number)?;
         entry.check_open()?;
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
@@ -31,7 +36,12 @@ impl Snapshot {
 
     /// Open the newest snapshot of the branch with this name, or the newest one at a time. `warn` is called with a text if later commits may
     /// be as old. Cost: as for `open` or `open_as_of`, and `branch_id`.
-    pub fn open_branch(context: Arc<Context>, name: &str, time_us: Option<i64>, warn: impl FnOnce(String)) -> Result<Snapshot> {
+    pub fn open_branch(
+        context: Arc<Context>,
+        name: &str,
+        time_us: Option<i64>,
+        warn: impl FnOnce(String),
+    ) -> Result<Snapshot> {
         let branch = branch_id(&context, name).map_err(|error| absent(&context, error))?;
         match time_us {
             Some(time_us) => Snapshot::open_as_of(context, branch, time_us, warn),
@@ -44,13 +54,15 @@ impl Snapshot {
         let place = context.storage.uri().to_owned();
         match branch_id(&context, name) {
             Ok(branch) => Snapshot::open(context, branch),
-            Err(error) if error.code() == "branch-not-found" => Snapshot::open_tag(context, name).map_err(|error| match error.code() {
-                "name-not-found" => {
-                    let text = format!("`{}` has no branch and no tag `{name}`", place);
-                    Error::new("name-not-found", text).hint("see ds.branches(), ds.tags() or `penstock branch`")
-                }
-                _ => error,
-            }),
+            Err(error) if error.code() == "branch-not-found" => {
+                Snapshot::open_tag(context, name).map_err(|error| match error.code() {
+                    "name-not-found" => {
+                        let text = format!("`{}` has no branch and no tag `{name}`", place);
+                        Error::new("name-not-found", text).hint("see ds.branches(), ds.tags() or `penstock branch`")
+                    }
+                    _ => error,
+                })
+            }
             Err(error) => Err(error),
         }
     }
@@ -59,7 +71,8 @@ impl Snapshot {
     pub fn refreshed(&self) -> Result<Snapshot> {
         let SnapshotId { branch, number, .. } = self.id();
         let store = self.context.storage.as_ref();
-        let entry = newest::newest(store, branch, Some(number)).and_then(|entry| entry.ok_or_else(|| without_log(store, branch)));
+        let entry = newest::newest(store, branch, Some(number))
+            .and_then(|entry| entry.ok_or_else(|| without_log(store, branch)));
         let entry = entry.map_err(|error| self.context.or_replaced(error))?;
         self.context.hold_to(entry.record.dataset)?;
         self.check_log(Some(&entry))?;
@@ -79,7 +92,8 @@ impl Snapshot {
     /// later, its parent counts. Cost: as for `open`, and a search of the log, with a read for each doubling of the number of commits.
     fn open_as_of(context: Arc<Context>, branch: u64, time_us: i64, warn: impl FnOnce(String)) -> Result<Snapshot> {
         let store = context.storage.as_ref();
-        let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
+        let newest =
+            newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
         let (mut at, mut last) = (branch, newest.whole(store, &log_folder(branch))?);
         let mut newest_us = i64::MIN;
         let entry = loop {
@@ -89,10 +103,11 @@ impl Snapshot {
                 break found;
             }
             let first = records::read_record(store, at, 0)?;
-            (at, last) = first.record.parents.first().map(|parent| (parent.branch, parent.number)).ok_or_else(|| {
-                let text = format!("cannot open `{}` as of that time: the dataset was created later", store.uri());
-                Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
-            })?;
+            (at, last) =
+                first.record.parents.first().map(|parent| (parent.branch, parent.number)).ok_or_else(|| {
+                    let text = format!("cannot open `{}` as of that time: the dataset was created later", store.uri());
+                    Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
+                })?;
         };
         let ahead_us = newest_us.saturating_sub(now_us());
         if ahead_us > 0 && entry.record.time_us < newest_us {
@@ -130,7 +145,8 @@ impl Snapshot {
     pub fn at(context: Arc<Context>, entry: LogEntry) -> Result<Snapshot> {
         context.hold_to(entry.record.dataset)?;
         let name = root_name(entry.record.root.id);
-        let root = Root::parse(&context.object(&name, &entry.record.root)?).context(|| format!("cannot read `{name}`"))?;
+        let root =
+            Root::parse(&context.object(&name, &entry.record.root)?).context(|| format!("cannot read `{name}`"))?;
         Snapshot::with_root(context, entry, Arc::new(root))
     }
 
@@ -168,7 +184,11 @@ impl Snapshot {
         if read == Some(self.entry.crc) {
             return Ok(());
         }
-        Err(replaced(&format!("snapshot {} of `{}`: record {number} of its log has changed or is missing", self.id(), store.uri())))
+        Err(replaced(&format!(
+            "snapshot {} of `{}`: record {number} of its log has changed or is missing",
+            self.id(),
+            store.uri()
+        )))
     }
 }
 
@@ -196,8 +216,10 @@ fn span(us: i64) -> String {
 /// Return the newest record of a log, up to record `last`, that is not later than a time. Returns None if record 0 is later.
 fn as_of(store: &dyn Store, last: LogEntry, time_us: i64) -> Result<Option<LogEntry>> {
     let (branch, number) = (last.record.branch, last.record.number);
-    let read =
-        |number: u64| records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us));
+    let read = |number: u64| {
+        records::read_record(store, branch, number)
+            .map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us))
+    };
     if last.record.time_us <= time_us {
         return Ok(Some(last));
     }

@@ -125,10 +125,13 @@ impl Patch {
         let mut rest = &sorted[..];
         for (row, PatchRun { count, overlay, first }) in &self.runs.entries()[runs] {
             let (before, later) = rest.split_at(rest.partition_point(|(found, _)| begin + found < *row));
-            let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + u64::from(*count)));
+            let (inside, later) =
+                later.split_at(later.partition_point(|(found, _)| begin + found < row + u64::from(*count)));
             if !inside.is_empty() {
                 divided.current.extend_from_slice(before);
-                divided.newer.extend(inside.iter().map(|(found, place)| (*overlay as usize, (first + (begin + found - row), *place))));
+                divided.newer.extend(
+                    inside.iter().map(|(found, place)| (*overlay as usize, (first + (begin + found - row), *place))),
+                );
                 rest = later;
             }
         }
@@ -164,7 +167,9 @@ fn under(newer: &[RowRun], older: &[RowRun]) -> Vec<RowRun> {
     let mut covered = 0;
     for (begin, run) in older {
         let (mut row, end) = ((*begin).max(covered), begin + u64::from(run.count));
-        let part = |row: u64, end: u64| (row, PatchRun { first: run.first + (row - begin), count: (end - row) as u32, ..*run });
+        let part = |row: u64, end: u64| {
+            (row, PatchRun { first: run.first + (row - begin), count: (end - row) as u32, ..*run })
+        };
         while row < end {
             match above.peek().copied() {
                 Some((next, hiding)) if next <= row => {
@@ -242,7 +247,10 @@ impl Snapshot {
         let mut meeting = overlays.to_vec();
         meeting.retain(|index| {
             let range = self.overlays.all[*index].rows.range();
-            fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
+            fragments
+                .iter()
+                .flat_map(|fragment| &fragment.runs)
+                .any(|run| run.first < range.end && range.start < run.end())
         });
         let sets = self.context.row_ids(meeting.iter().map(|index| &self.overlays.all[*index].rows))?;
         Ok(meeting.into_iter().zip(sets).rev().map(|(overlay, ids)| runs_under(fragments, overlay, &ids)).collect())
@@ -252,7 +260,9 @@ impl Snapshot {
     /// overlays and of fill values. Cost: reads the manifest.
     pub fn each_file(&self, columns: Option<&[u64]>, mut visit: impl FnMut(&FileRef, u64) -> Result<()>) -> Result<()> {
         let mut visit_files = |files: &[FileRef], samples: u64| {
-            let is_wanted = |file: &&FileRef| columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)));
+            let is_wanted = |file: &&FileRef| {
+                columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)))
+            };
             files.iter().filter(is_wanted).try_for_each(|file| visit(file, samples))
         };
         self.each_fragment(|fragment| visit_files(&fragment.files, fragment.samples))?;
@@ -289,15 +299,31 @@ mod tests {
             };
             runs.iter().scan(0, with_first).collect::<Vec<RowRun>>()
         };
-        let shapes: [&[(u64, u64)]; 7] =
-            [&[(0, 30)], &[(3, 4)], &[(3, 2), (5, 2), (20, 1)], &[], &[(29, 1)], &[(0, 1), (4, 1), (28, 2)], &[(2, 20), (25, 2)]];
+        let shapes: [&[(u64, u64)]; 7] = [
+            &[(0, 30)],
+            &[(3, 4)],
+            &[(3, 2), (5, 2), (20, 1)],
+            &[],
+            &[(29, 1)],
+            &[(0, 1), (4, 1), (28, 2)],
+            &[(2, 20), (25, 2)],
+        ];
         for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
             let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
             let patch = Patch::new(layers[..1].to_vec(), Some(&Patch::new(layers[1..].to_vec(), None, 2)), 3);
-            for rows in [(2..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
+            for rows in [
+                (2..32).collect(),
+                vec![5],
+                vec![4, 29],
+                vec![3, 6, 7, 20],
+                vec![30, 31],
+                (10..12).collect::<Vec<u64>>(),
+            ] {
                 let mut divided = Divided::default();
-                let expected: Vec<_> = rows.iter().filter_map(|row| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
-                let rest: Vec<(u64, u64)> = rows.iter().filter(|row| patch.find(**row).is_none()).map(|row| (row - 2, *row)).collect();
+                let expected: Vec<_> =
+                    rows.iter().filter_map(|row| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
+                let rest: Vec<(u64, u64)> =
+                    rows.iter().filter(|row| patch.find(**row).is_none()).map(|row| (row - 2, *row)).collect();
                 let from_two: Vec<(u64, u64)> = rows.into_iter().map(|row| (row - 2, row)).collect();
                 let found = patch.divide(2, &from_two, &mut divided);
                 assert_eq!((found, &divided.newer), (!expected.is_empty(), &expected), "{newest} {middle} {oldest}");
@@ -305,7 +331,8 @@ mod tests {
             }
             for row in 0..32 {
                 let inside = |layer: &Vec<RowRun>| {
-                    let (begin, run) = layer.iter().find(|(begin, run)| (*begin..begin + u64::from(run.count)).contains(&row))?;
+                    let (begin, run) =
+                        layer.iter().find(|(begin, run)| (*begin..begin + u64::from(run.count)).contains(&row))?;
                     Some((run.overlay as usize, run.first + (row - begin)))
                 };
                 assert_eq!(patch.find(row), layers.iter().find_map(inside), "{row} {newest} {middle} {oldest}");

@@ -32,7 +32,9 @@ impl<T> Ranks<T> {
     #[inline]
     pub fn at_most(&self, limit: u64) -> usize {
         let bucket = (limit >> self.shift) as usize;
-        let Some([begin, end]) = self.buckets.get(bucket..).and_then(|rest| rest.first_chunk()) else { return self.entries.len() };
+        let Some([begin, end]) = self.buckets.get(bucket..).and_then(|rest| rest.first_chunk()) else {
+            return self.entries.len();
+        };
         let (begin, end) = (*begin as usize, *end as usize);
         begin + self.entries[begin..end].iter().take_while(|(number, _)| *number <= limit).count()
     }
@@ -106,7 +108,11 @@ impl Gaps {
     /// Return the run that contains a live sample. `hint` is the number of deleted runs before the previous sample.
     #[inline]
     pub fn run(&self, hint: &mut usize, live: u64) -> LiveRun {
-        let near = self.0.entries()[*hint..].iter().take(NEAR_RUNS).take_while(|(live_before, _)| *live_before <= live).count();
+        let near = self.0.entries()[*hint..]
+            .iter()
+            .take(NEAR_RUNS)
+            .take_while(|(live_before, _)| *live_before <= live)
+            .count();
         *hint = if near < NEAR_RUNS { *hint + near } else { self.0.at_most(live) };
         let end = self.0.entries().get(*hint).map_or(u64::MAX, |(live_before, _)| *live_before);
         LiveRun { deleted: self.before(*hint), end }
@@ -132,22 +138,41 @@ mod tests {
     #[test]
     fn ranks_count_what_a_plain_count_does() {
         let far = u64::MAX - 3;
-        for values in
-            [vec![], vec![0], vec![5], vec![0, 0, 7, 7, 7, 900], (0..500).map(|index| index * index).collect(), vec![1, 2, far, far]]
-        {
+        for values in [
+            vec![],
+            vec![0],
+            vec![5],
+            vec![0, 0, 7, 7, 7, 900],
+            (0..500).map(|index| index * index).collect(),
+            vec![1, 2, far, far],
+        ] {
             let ranks = Ranks::new(values.iter().map(|value| (*value, ())).collect());
-            for limit in (0..1000).chain(values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1])).chain([u64::MAX]) {
-                assert_eq!(ranks.at_most(limit), values.iter().filter(|value| **value <= limit).count(), "{values:?} {limit}");
+            for limit in (0..1000)
+                .chain(values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]))
+                .chain([u64::MAX])
+            {
+                assert_eq!(
+                    ranks.at_most(limit),
+                    values.iter().filter(|value| **value <= limit).count(),
+                    "{values:?} {limit}"
+                );
             }
         }
     }
 
     #[test]
     fn live_and_physical_rows_are_inverse() {
-        for runs in [vec![(0, 1)], vec![(3, 2), (5, 1), (9, 4)], vec![(0, 20)], vec![(7, 1), (1, 2), (3, 1)], vec![(2, 5), (4, 1), (4, 9)]]
-        {
+        for runs in [
+            vec![(0, 1)],
+            vec![(3, 2), (5, 1), (9, 4)],
+            vec![(0, 20)],
+            vec![(7, 1), (1, 2), (3, 1)],
+            vec![(2, 5), (4, 1), (4, 9)],
+        ] {
             let gaps = Gaps::new(runs.clone());
-            let live: Vec<u64> = (0..20).filter(|row| !runs.iter().any(|(first, count)| (*first..first + count).contains(row))).collect();
+            let live: Vec<u64> = (0..20)
+                .filter(|row| !runs.iter().any(|(first, count)| (*first..first + count).contains(row)))
+                .collect();
             assert_eq!(gaps.rows(), 20 - live.len() as u64);
             for (place, row) in live.iter().enumerate() {
                 assert_eq!(gaps.physical_row(place as u64), *row);
@@ -157,12 +182,21 @@ mod tests {
                 for (place, row) in live.iter().enumerate().step_by(step) {
                     let LiveRun { deleted, end } = gaps.run(&mut hint, place as u64);
                     assert_eq!(place as u64 + deleted, *row, "{runs:?} {step}");
-                    let same = live.iter().enumerate().skip(place).take_while(|(later, row)| *later as u64 + deleted == **row).count();
+                    let same = live
+                        .iter()
+                        .enumerate()
+                        .skip(place)
+                        .take_while(|(later, row)| *later as u64 + deleted == **row)
+                        .count();
                     assert!(end == u64::MAX || end == (place + same) as u64, "{runs:?} {step}");
                 }
             }
             for row in 0..20 {
-                assert_eq!(gaps.live_row(row), live.iter().position(|found| *found == row).map(|place| place as u64), "{runs:?} {row}");
+                assert_eq!(
+                    gaps.live_row(row),
+                    live.iter().position(|found| *found == row).map(|place| place as u64),
+                    "{runs:?} {row}"
+                );
             }
         }
     }

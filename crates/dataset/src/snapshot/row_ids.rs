@@ -118,11 +118,16 @@ impl Snapshot {
     /// Make the error for a row id without a position. `is_hidden` says whether a fragment has its sample.
     fn without_position(&self, place: usize, row_id: i64, is_hidden: bool) -> Error {
         // A sample that was not deleted never lived on the branch.
-        let listed = self.context.row_ids(self.overlays.rows(if is_hidden { Overlay::is_absence } else { Overlay::is_gone }));
+        let listed =
+            self.context.row_ids(self.overlays.rows(if is_hidden { Overlay::is_absence } else { Overlay::is_gone }));
         let is_listed = listed.is_ok_and(|sets| sets.iter().any(|set| set.contains(row_id.cast_unsigned())));
         let why = if is_listed != is_hidden { "its sample was deleted in" } else { "no such sample exists in" };
         // What a transaction sees has no id of its own.
-        let here = if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
+        let here = if self.tables.get().kept.get().is_some() {
+            "this transaction".to_owned()
+        } else {
+            format!("snapshot {}", self.id())
+        };
         Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {here}"))
             .hint("row ids come from `_row_id` or receipt.row_ids")
             .rows(vec![place as u64])
@@ -147,7 +152,8 @@ impl Snapshot {
             let fragments = self.live_fragments(part, usize::MAX)?;
             let rows = runs_of(fragments.as_slice()).flat_map(|(run, row)| {
                 let found = ids.runs_in(run.first..run.end()).into_iter();
-                found.flat_map(move |(part, _)| (0..part.count).map(move |index| row + (part.first - run.first) + index))
+                found
+                    .flat_map(move |(part, _)| (0..part.count).map(move |index| row + (part.first - run.first) + index))
             });
             let mut positions = rows.filter_map(|row| Some(live.start(part) + fragments.live_row(row)?)).peekable();
             while positions.peek().is_some() {

@@ -80,10 +80,12 @@ impl Snapshot {
         for (file, of_file) in &files {
             file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
         }
-        let of_sample =
-            |column: &u64, bytes: u128| scaled_to_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
+        let of_sample = |column: &u64, bytes: u128| {
+            scaled_to_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64)
+        };
         // Sum in column order, because floating-point sums depend on the order.
-        let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
+        let each =
+            columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
         Ok(ColumnBytes {
             stored: scaled_to_all(each.clone().map(|(_, stored, _)| stored).sum()),
             spanned: scaled_to_all(spanned),

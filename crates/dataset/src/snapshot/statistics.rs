@@ -56,13 +56,17 @@ impl Snapshot {
                     None => match (file_of(&fragment.files, spec.id), &spec.fill) {
                         (Some(_), _) => self.statistics_in(&fragment.files, fragment.samples, spec)?,
                         // All samples have the same value.
-                        (None, Some(_)) => filled.clone().map(|one| Statistics { nulls: one.nulls * fragment.samples, ..one }),
+                        (None, Some(_)) => {
+                            filled.clone().map(|one| Statistics { nulls: one.nulls * fragment.samples, ..one })
+                        }
                         (None, None) => Some(Statistics::of_nulls(fragment.samples)),
                     },
                 };
                 // Values of before a column was widened are compared as readers get them.
                 let mut statistics = statistics.map(|known| as_read(known, spec));
-                for Newer { rows, statistics: newer } in newer.iter().filter(|newer| newer.rows.count_in_runs(&fragment.runs) > 0) {
+                for Newer { rows, statistics: newer } in
+                    newer.iter().filter(|newer| newer.rows.count_in_runs(&fragment.runs) > 0)
+                {
                     let nulls = newer.as_ref().map_or(0, |newer| newer.nulls.min(rows.count_in_runs(&fragment.runs)));
                     let newer = newer.clone().map(|newer| Statistics { nulls, ..newer });
                     statistics = statistics.zip(newer).map(|(mut all, newer)| {
@@ -101,8 +105,12 @@ impl Snapshot {
 
     /// Return the statistics of the overlays of a column.
     fn newer_statistics(&self, spec: &ColumnSpec) -> Result<Vec<Newer>> {
-        let overlays: Vec<_> =
-            self.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.contains(&spec.id)).collect();
+        let overlays: Vec<_> = self
+            .overlays
+            .all()
+            .iter()
+            .filter(|overlay| overlay.has_values() && overlay.columns.contains(&spec.id))
+            .collect();
         let rows = self.context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
         let files = overlays.iter().filter_map(|overlay| Some((file_of(&overlay.files, spec.id)?, overlay.rows.ids())));
         self.context.open_tails(files)?;
@@ -159,8 +167,8 @@ fn as_read(stored: Statistics, spec: &ColumnSpec) -> Statistics {
 fn span_as_read(span: Span, spec: &ColumnSpec) -> Option<Span> {
     match (spec.kind.content(), span) {
         (Content::Label(classes), Span::Unsigned(least, most)) => {
-            let places =
-                (0..classes.names.len()).filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
+            let places = (0..classes.names.len())
+                .filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
             let (first, last) = (places.clone().next()?, places.clone().next_back()?);
             Some(Span::Unsigned(first as u64, last as u64))
         }

@@ -68,7 +68,11 @@ impl Snapshot {
             _ => self.context.file(reference, samples)?,
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
-            malformed(format!("data file `{}` has no column {}, but the manifest lists that column", file.shown(), column.id))
+            malformed(format!(
+                "data file `{}` has no column {}, but the manifest lists that column",
+                file.shown(),
+                column.id
+            ))
         })?;
         check_stored_as(&file, &file.tail.chunks[chunk], column)?;
         Ok(StoredColumn { file, chunk })

@@ -38,7 +38,9 @@ impl Vocabulary {
             let code = self.places.len() as u32;
             self.places.push((segment, place as u32));
             let Vocabulary { segments, places, codes, hasher } = self;
-            codes.insert_unique(hasher.hash_one(word), code, |code| hasher.hash_one(word_of(segments, places[*code as usize])));
+            codes.insert_unique(hasher.hash_one(word), code, |code| {
+                hasher.hash_one(word_of(segments, places[*code as usize]))
+            });
         }
         Ok(())
     }
@@ -52,7 +54,9 @@ impl Vocabulary {
     }
 
     pub fn code(&self, word: &str) -> Option<u32> {
-        self.codes.find(self.hasher.hash_one(word), |code| word_of(&self.segments, self.places[*code as usize]) == word).copied()
+        self.codes
+            .find(self.hasher.hash_one(word), |code| word_of(&self.segments, self.places[*code as usize]) == word)
+            .copied()
     }
 
     pub fn word(&self, code: u32) -> Option<&str> {
@@ -123,7 +127,10 @@ impl Snapshot {
         let (mut vocabulary, mut listed) = (Vocabulary::default(), 0);
         for segment in self.words.get(&column).into_iter().flatten() {
             if segment.first_code != listed {
-                return Err(malformed(format!("the words of column {column} continue at code {}, expected {listed}", segment.first_code,)));
+                return Err(malformed(format!(
+                    "the words of column {column} continue at code {}, expected {listed}",
+                    segment.first_code,
+                )));
             }
             let words = self.context.words(segment)?;
             listed += words.len() as u64;

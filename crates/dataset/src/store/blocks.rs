@@ -49,7 +49,11 @@ static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallel
 
 /// Create a cache of `bytes` bytes. Each shard has its own lock and an equal share of the bytes. `SHARD_BYTES` limits the number
 /// of shards, because each shard must have room for the largest entries even with many cores and a small budget.
-pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
+pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(
+    items: usize,
+    bytes: u64,
+    weighter: W,
+) -> Cache<K, V, W> {
     let shards = (bytes / SHARD_BYTES).clamp(1, 4 * *CORES as u64) as usize;
     let options = OptionsBuilder::new().estimated_items_capacity(items).weight_capacity(bytes).shards(shards).build();
     match options {

@@ -112,15 +112,29 @@ fn caches() -> Caches {
     let files = cache(MAPPED_FILES, held_bytes, weigher);
     // The size of an object is about that of the set in memory.
     let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByFunction(|rows: &RowIdsRef, _| 128 + rows.object.bytes));
-    let statistics = cache(WRITTEN_FILES, WRITTEN_FILES as u64 * 16, ByFunction(|_, columns: &FileStatistics| 1 + columns.len() as u64));
-    let page_bytes =
-        |_: &Id, page: &Arc<PageStatistics>| page.columns.iter().map(|(_, known)| 64 + known.len() as u64 * 128).sum::<u64>() + 64;
+    let statistics = cache(
+        WRITTEN_FILES,
+        WRITTEN_FILES as u64 * 16,
+        ByFunction(|_, columns: &FileStatistics| 1 + columns.len() as u64),
+    );
+    let page_bytes = |_: &Id, page: &Arc<PageStatistics>| {
+        page.columns.iter().map(|(_, known)| 64 + known.len() as u64 * 128).sum::<u64>() + 64
+    };
     let page_statistics = cache(PAGES, held_bytes / 4, ByFunction(page_bytes));
-    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, statistics, page_statistics, schema: Mutex::default() }
+    Caches {
+        pages: Cache::new(PAGES),
+        files,
+        words: Cache::new(WORDS),
+        row_ids,
+        statistics,
+        page_statistics,
+        schema: Mutex::default(),
+    }
 }
 
 /// What a cache may keep of a dataset's objects. Whole data files may use three quarters of the memory of blocks, which then have less.
-pub const CACHE_POLICY: Policy = Policy { keeps: is_immutable, memory_bytes: || budget_bytes() / 4 * 3, changed: fit_budget };
+pub const CACHE_POLICY: Policy =
+    Policy { keeps: is_immutable, memory_bytes: || budget_bytes() / 4 * 3, changed: fit_budget };
 
 /// Return how many bytes each open dataset's cached data files may use: tails, and whole small files that are not mapped.
 pub fn file_cache_bytes() -> u64 {
@@ -242,7 +256,8 @@ impl Context {
     /// Generate a random id.
     pub fn new_id(&self) -> Result<Id> {
         let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|error| penstock_error::Error::new("internal", format!("cannot make an id: {error}")))?;
+        getrandom::fill(&mut id)
+            .map_err(|error| penstock_error::Error::new("internal", format!("cannot make an id: {error}")))?;
         Ok(Id(id))
     }
 }

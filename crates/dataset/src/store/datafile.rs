@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
-use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES, write_footer};
+use penstock_format::datafile::{
+    Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES, write_footer,
+};
 use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::data_name;
 use penstock_format::{Id, crc};
@@ -48,7 +50,10 @@ impl DataFile {
     pub fn whole(map: Bytes, access: Access, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
-            return Err(malformed(format!("cannot read `{}`: it is not a data file, or not the expected one", file.place.shown(file.id))));
+            return Err(malformed(format!(
+                "cannot read `{}`: it is not a data file, or not the expected one",
+                file.place.shown(file.id)
+            )));
         }
         // The tail is copied, so that verified bytes cannot change afterwards and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
@@ -64,17 +69,24 @@ impl DataFile {
         let (name, data_end) = (file.place.shown(file.id), data_end(file)?);
         let found = crc(&tail);
         if found != file.tail_crc {
-            let text = format!("cannot read the tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
+            let text =
+                format!("cannot read the tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
             return Err(Error::new("object-checksum", text).hint("run `penstock verify`; restore the file from a copy"));
         }
         let tail = Tail::parse(tail, data_end).context(|| format!("cannot read the tail of `{name}`"))?;
         if tail.samples != samples {
-            return Err(malformed(format!("cannot read `{name}`: it has {} samples, expected {samples}", tail.samples)));
+            return Err(malformed(format!(
+                "cannot read `{name}`: it has {} samples, expected {samples}",
+                tail.samples
+            )));
         }
         // Check all column ids, not only those that are read: a wrong id in the manifest would silently make a column null.
         if !tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied()) {
             let found: Vec<u64> = tail.chunks.iter().map(|chunk| chunk.column).collect();
-            return Err(malformed(format!("cannot read `{name}`: it has the columns {found:?}, expected {:?}", file.columns)));
+            return Err(malformed(format!(
+                "cannot read `{name}`: it has the columns {found:?}, expected {:?}",
+                file.columns
+            )));
         }
         let bits = |chunk: &Chunk| if map.is_empty() { 0 } else { chunk.crcs.len().div_ceil(64) };
         let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
@@ -82,7 +94,20 @@ impl DataFile {
         let expected_in_order = AtomicBool::new(true);
         let (id, file_bytes, tail_crc, place) = (file.id, file.file_bytes, file.tail_crc, file.place.clone());
         let asked = (id, file_bytes, tail_crc);
-        Ok(DataFile { asked, id, file_bytes, tail_crc, place, map, access, tail, data_end, verified, expected_in_order, unverified })
+        Ok(DataFile {
+            asked,
+            id,
+            file_bytes,
+            tail_crc,
+            place,
+            map,
+            access,
+            tail,
+            data_end,
+            verified,
+            expected_in_order,
+            unverified,
+        })
     }
 
     /// Let the file take the place of the one that a manifest lists.
@@ -112,7 +137,8 @@ impl DataFile {
     /// Return how much memory the file uses, in bytes. Mapped pages belong to the page cache and are not counted.
     pub fn held_bytes(&self) -> u64 {
         let chunks: u64 = self.tail.chunks.iter().map(Chunk::held_bytes).sum();
-        let marks: usize = self.verified.iter().map(|units| size_of::<(Vec<AtomicU64>, AtomicU64)>() + size_of_val(&units[..])).sum();
+        let marks: usize =
+            self.verified.iter().map(|units| size_of::<(Vec<AtomicU64>, AtomicU64)>() + size_of_val(&units[..])).sum();
         let of_tail = self.file_bytes - self.data_end + chunks + marks as u64;
         of_tail + if self.access.is_mapped() { 0 } else { self.map.len() as u64 }
     }
@@ -202,7 +228,9 @@ impl DataFile {
             Some(unit) => self.check_unit(chunk, block, unit, first + unit, stored),
             None => {
                 let mut units = stored.chunks(UNIT_BYTES as usize).chain(std::iter::repeat(&[][..]));
-                (0..count).try_for_each(|unit| self.check_unit(chunk, block, unit, first + unit, units.next().unwrap_or_default()))
+                (0..count).try_for_each(|unit| {
+                    self.check_unit(chunk, block, unit, first + unit, units.next().unwrap_or_default())
+                })
             }
         }
     }
@@ -216,7 +244,8 @@ impl DataFile {
             && entry.raw_bytes.is_none()
             && entry.validity.is_none()
             && entry.offset.is_line_of(entry.rows_per_block * cell as u64);
-        (self.in_memory() && back_to_back && self.unverified[chunk].load(Relaxed) == 0).then(|| entry.offset.get(0) as usize)
+        (self.in_memory() && back_to_back && self.unverified[chunk].load(Relaxed) == 0)
+            .then(|| entry.offset.get(0) as usize)
     }
 
     /// Return the cache key of a decoded block, or of one checksum unit.
@@ -245,7 +274,8 @@ impl DataFile {
             return Ok(stored);
         }
         let raw = codecs::decode(entry.codec, &stored, raw_bytes);
-        let raw = raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", self.shown()));
+        let raw =
+            raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", self.shown()));
         raw.map_err(|error| error.object(self.shown()))
     }
 
@@ -261,7 +291,11 @@ impl DataFile {
 
 /// Return the offset at which the blocks end and the tail begins.
 fn data_end(file: &FileRef) -> Result<u64> {
-    let end = file.file_bytes.checked_sub(FOOTER_BYTES).and_then(|end| end.checked_sub(file.tail_bytes)).filter(|end| *end >= HEADER_BYTES);
+    let end = file
+        .file_bytes
+        .checked_sub(FOOTER_BYTES)
+        .and_then(|end| end.checked_sub(file.tail_bytes))
+        .filter(|end| *end >= HEADER_BYTES);
     end.ok_or_else(|| {
         malformed(format!(
             "cannot read `{}`: a tail of {} bytes does not fit in a file of {} bytes",

@@ -24,7 +24,8 @@ const WHOLE_FILE_BYTES: u64 = 256 << 10;
 impl Context {
     /// Return a data file from the cache, or open the file and verify its tail.
     pub fn file(&self, file: &FileRef, samples: u64) -> Result<Arc<DataFile>> {
-        let found = self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
+        let found =
+            self.caches.get().files.get_or_insert_with(&file.id, || Ok(Arc::new(self.open_file(file, samples)?)))?;
         if found.is(file, samples) { Ok(found) } else { self.open_file(file, samples).map(Arc::new) }
     }
 
@@ -116,7 +117,11 @@ impl Context {
     }
 
     /// Return a cached data file, or the duty to open it. Returns None if another thread still has that duty after `patience`.
-    pub fn file_or_duty(&self, file: Id, patience: Duration) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
+    pub fn file_or_duty(
+        &self,
+        file: Id,
+        patience: Duration,
+    ) -> Option<std::result::Result<Arc<DataFile>, FileDuty<'_>>> {
         match self.caches.get().files.get_value_or_guard(&file, Some(patience)) {
             GuardResult::Value(file) => Some(Ok(file)),
             GuardResult::Guard(duty) => Some(Err(duty)),

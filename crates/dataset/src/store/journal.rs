@@ -30,8 +30,9 @@ impl TransactionJournal {
     pub fn add(&mut self, call: &JournalCall<'_>, given: &[JournaledColumn<'_>], reads: &[ReadFrame]) -> Result<()> {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
         let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
-        let (head, values) =
-            encoded.ok_or_else(|| unable("take values of tiled columns, or of 8 MiB and more, or from a source such as a memory map"))?;
+        let (head, values) = encoded.ok_or_else(|| {
+            unable("take values of tiled columns, or of 8 MiB and more, or from a source such as a memory map")
+        })?;
         self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
     }
 
@@ -61,5 +62,6 @@ impl TransactionJournal {
 
 /// Make the error for what a transaction with a journal cannot do.
 pub fn unable(what: &str) -> Error {
-    Error::new("invalid-argument", format!("cannot {what}: this transaction has a journal")).hint("use a transaction without `journal=`")
+    Error::new("invalid-argument", format!("cannot {what}: this transaction has a journal"))
+        .hint("use a transaction without `journal=`")
 }

@@ -37,7 +37,8 @@ pub fn attach(handle: &Arc<Snapshot>, new: &New, texts: Texts) -> Result<Snapsho
     let mut columns = new.columns.iter().map(|name| Ok(base.column(name)?.id)).collect::<Result<Vec<u64>>>()?;
     columns.sort_unstable();
     columns.dedup();
-    let (id, body) = (base.context.new_id()?, seal(Magic::Attachment, |writer| writer.0.extend_from_slice(new.content)));
+    let (id, body) =
+        (base.context.new_id()?, seal(Magic::Attachment, |writer| writer.0.extend_from_slice(new.content)));
     let mut attachment = Attachment {
         kind: new.kind.to_owned(),
         object: ObjectRef::of(id, &body),
@@ -79,8 +80,12 @@ fn covered(base: &Snapshot, new: &New) -> Result<RowIds> {
         unknown if unknown.is_empty() => Ok(rows.clone()),
         unknown => {
             let row_ids = unknown.examples();
-            let text =
-                format!("cannot attach `{}`: {} of its row ids belong to no sample, such as {}", new.kind, unknown.len(), row_ids[0]);
+            let text = format!(
+                "cannot attach `{}`: {} of its row ids belong to no sample, such as {}",
+                new.kind,
+                unknown.len(),
+                row_ids[0]
+            );
             Err(Error::new("row-id-not-found", text).row_ids(row_ids).hint("take row ids from the column `_row_id`"))
         }
     }
@@ -109,7 +114,8 @@ fn commit(mut written: Written, deltas: Vec<Delta>, mut columns: Vec<u64>, texts
     let mut proposal = written.proposal(RecordKind::Data, texts, (0, 0))?;
     proposal.features = FEATURE_ATTACHMENTS;
     proposal.own.changes.detaches = deltas.iter().any(|delta| matches!(delta, Delta::Detached(_)));
-    proposal.own.changes.writes = vec![Change { kind: ChangeKind::Attachment, columns, rows: RowSet::Runs(Vec::new()) }];
+    proposal.own.changes.writes =
+        vec![Change { kind: ChangeKind::Attachment, columns, rows: RowSet::Runs(Vec::new()) }];
     proposal.own.deltas = deltas;
     written.base.context.storage.sync(&folders_of(&written.puts))?;
     written.commit(proposal)

@@ -123,7 +123,8 @@ struct Compaction {
 impl Compaction {
     fn new(base: Arc<Snapshot>) -> Result<Compaction> {
         let exists = |column: &u64| base.schema.has_column(*column);
-        let overlays = base.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.iter().any(exists));
+        let overlays =
+            base.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.iter().any(exists));
         let overlays: Vec<Overlay> = overlays.cloned().collect();
         let sets = base.context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
         let overlays: Vec<(Overlay, Arc<RowIds>)> = overlays.into_iter().zip(sets).collect();
@@ -150,7 +151,8 @@ impl Compaction {
             let meets = |column: &u64| partial.get(column).is_some_and(|rows| rows.meets(ids));
             !overlay.columns.iter().any(meets)
         });
-        compaction.stored = rows_by_column(&compaction.base, &foldable, |overlay, column| file_of(&overlay.files, column).is_some());
+        compaction.stored =
+            rows_by_column(&compaction.base, &foldable, |overlay, column| file_of(&overlay.files, column).is_some());
         Ok(compaction)
     }
 
@@ -268,14 +270,17 @@ impl Compaction {
         // The files of a large fragment whose columns stay the same, if no sample is dropped.
         let keeps = group.len() == 1 && group[0].bytes >= SMALL_BYTES && ids.len() == out[0].samples;
         let is_changed = |column: &u64| self.stored.get(column).is_some_and(|newer| newer.meets(&ids));
-        let is_kept =
-            |file: &&FileRef| keeps && !file.columns.iter().any(is_changed) && specs.iter().any(|spec| file.columns.contains(&spec.id));
+        let is_kept = |file: &&FileRef| {
+            keeps && !file.columns.iter().any(is_changed) && specs.iter().any(|spec| file.columns.contains(&spec.id))
+        };
         let mut kept: Vec<FileRef> = out[0].files.iter().filter(is_kept).cloned().collect();
-        let mut written: Vec<&ColumnSpec> = specs.iter().copied().filter(|spec| file_of(&kept, spec.id).is_none()).collect();
+        let mut written: Vec<&ColumnSpec> =
+            specs.iter().copied().filter(|spec| file_of(&kept, spec.id).is_none()).collect();
         if keeps && !written.iter().any(|spec| is_changed(&spec.id)) {
             return Ok(());
         }
-        let write = |written: &[&ColumnSpec], puts: &mut Vec<String>| rewritten(&base, written, &rows, &self.newer, puts);
+        let write =
+            |written: &[&ColumnSpec], puts: &mut Vec<String>| rewritten(&base, written, &rows, &self.newer, puts);
         let mut result = write(&written, puts);
         if result.as_ref().is_ok_and(|done| !kept.is_empty() && done.fragments.len() != 1) {
             // The kept files have all samples of one fragment.
@@ -290,12 +295,16 @@ impl Compaction {
             other => other?,
         };
         self.done.new_fragments += fragments.len() as u64;
-        self.done.written_bytes += fragments.iter().flat_map(|fragment| &fragment.files).map(|file| file.file_bytes).sum::<u64>();
+        self.done.written_bytes +=
+            fragments.iter().flat_map(|fragment| &fragment.files).map(|file| file.file_bytes).sum::<u64>();
         fragments.iter_mut().for_each(|fragment| fragment.files.append(&mut kept));
         for spec in base.schema.columns.iter().filter(|spec| !written.iter().any(|own| own.id == spec.id)) {
             self.kept.entry(spec.id).or_default().push(ids.clone());
         }
-        nulls.into_iter().filter(|(_, ids)| !ids.is_empty()).for_each(|(column, ids)| self.nulls.entry(column).or_default().push(ids));
+        nulls
+            .into_iter()
+            .filter(|(_, ids)| !ids.is_empty())
+            .for_each(|(column, ids)| self.nulls.entry(column).or_default().push(ids));
         self.features |= features;
         self.done.fragments += out.len() as u64;
         self.layout.groups.push(ReplacedFragments { out, fragments });
@@ -309,7 +318,8 @@ impl Compaction {
             let mut position = positions.start;
             for run in &fragment.runs {
                 let mut first = run.first;
-                let ends = self.dead.runs_in(run.first..run.end()).into_iter().map(|(dead, _)| (dead.first, dead.end()));
+                let ends =
+                    self.dead.runs_in(run.first..run.end()).into_iter().map(|(dead, _)| (dead.first, dead.end()));
                 for (end, next) in ends.chain([(run.end(), run.end())]) {
                     if first < end {
                         let live = Run { first, count: end - first };
@@ -336,7 +346,8 @@ impl Compaction {
         self.layout.nulls.sort_by_key(|overlay| overlay.columns[0]);
         let out = self.layout.rows();
         let gone = self.base.overlay_rows(Overlay::is_gone)?;
-        let kept: HashMap<u64, RowIds> = self.kept.iter().map(|(column, sets)| (*column, RowIds::union(sets.iter()))).collect();
+        let kept: HashMap<u64, RowIds> =
+            self.kept.iter().map(|(column, sets)| (*column, RowIds::union(sets.iter()))).collect();
         let folded = self.without_older(|overlay, ids| {
             let live = ids.minus(&self.dead);
             let remains = |column: &u64| kept.get(column).is_some_and(|kept| kept.meets(&live));
@@ -361,7 +372,11 @@ fn may_join(group: &[Candidate], candidate: &Candidate) -> bool {
 }
 
 /// Return the row ids of the overlays that have a column, by column.
-fn rows_by_column(base: &Snapshot, overlays: &[(Overlay, Arc<RowIds>)], has: impl Fn(&Overlay, u64) -> bool) -> HashMap<u64, RowIds> {
+fn rows_by_column(
+    base: &Snapshot,
+    overlays: &[(Overlay, Arc<RowIds>)],
+    has: impl Fn(&Overlay, u64) -> bool,
+) -> HashMap<u64, RowIds> {
     let rows = |spec: &ColumnSpec| {
         let own = overlays.iter().filter(|(overlay, _)| has(overlay, spec.id));
         (spec.id, RowIds::union(own.map(|(_, ids)| ids.as_ref())))
@@ -407,7 +422,10 @@ mod tests {
         let mut reader = Reader::new(snapshot.clone(), vec![0], OnCorrupt::Raise)?;
         let spec = snapshot.column("text")?;
         reader.fetch(&[spec], Purpose::Take)?;
-        let Column::Ragged(texts) = reader.stored(spec, &mut crate::commit::manifest::stored::WordList::default())? else { unreachable!() };
+        let Column::Ragged(texts) = reader.stored(spec, &mut crate::commit::manifest::stored::WordList::default())?
+        else {
+            unreachable!()
+        };
         Ok((!texts.is_null(0)).then(|| String::from_utf8_lossy(texts.value(0)).into_owned()))
     }
 
@@ -415,8 +433,11 @@ mod tests {
     fn runs_that_meet_count_once() {
         let run = |first| Run { first, count: 10 };
         let fragments = [vec![run(0)], vec![run(10)], vec![run(20), run(40)], vec![run(60)], vec![], vec![run(30)]];
-        let counts: Vec<usize> =
-            fragments.iter().zip([&vec![]].into_iter().chain(&fragments)).map(|(runs, last)| more_runs(last.last(), runs)).collect();
+        let counts: Vec<usize> = fragments
+            .iter()
+            .zip([&vec![]].into_iter().chain(&fragments))
+            .map(|(runs, last)| more_runs(last.last(), runs))
+            .collect();
         assert_eq!(counts, [1, 0, 1, 1, 0, 1]);
     }
 

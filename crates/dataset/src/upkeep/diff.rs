@@ -147,7 +147,9 @@ fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
         None => Some(Happened::ColumnAdded(column.name.clone())),
         Some(before) => (before.name != column.name).then(|| Happened::ColumnRenamed(column.name.clone())),
     });
-    let has_dtype = |column: &ColumnSpec| one.column_by_id(column.id).is_none_or(|before| before.kind.dtype() == column.kind.dtype());
+    let has_dtype = |column: &ColumnSpec| {
+        one.column_by_id(column.id).is_none_or(|before| before.kind.dtype() == column.kind.dtype())
+    };
     let widened = other.columns.iter().filter(|column| !has_dtype(column));
     let widened = widened.map(|column| Happened::ColumnWidened(column.name.clone()));
     dropped.chain(others).chain(widened).collect()
@@ -156,7 +158,8 @@ fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
 /// Return the column as both snapshots are read, so that its values can be compared: with the wider dtype, or with their own dtypes if neither
 /// represents all values of the other one. None if one of them lacks the column.
 pub fn read_as(one: &Snapshot, other: &Snapshot, column: u64) -> Option<[ColumnSpec; 2]> {
-    let (mut before, mut after) = (one.schema.column_by_id(column)?.clone(), other.schema.column_by_id(column)?.clone());
+    let (mut before, mut after) =
+        (one.schema.column_by_id(column)?.clone(), other.schema.column_by_id(column)?.clone());
     if before.take_wider(&after) {
         after.take_wider(&before);
     }
@@ -169,7 +172,12 @@ pub fn changed_values(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnS
 }
 
 /// Do the same as `changed_values`, with the column as each snapshot is read.
-pub fn changed_between(one: &Arc<Snapshot>, other: &Arc<Snapshot>, specs: &[ColumnSpec; 2], ids: &RowIds) -> Result<RowIds> {
+pub fn changed_between(
+    one: &Arc<Snapshot>,
+    other: &Arc<Snapshot>,
+    specs: &[ColumnSpec; 2],
+    ids: &RowIds,
+) -> Result<RowIds> {
     let (mut from, mut found, mut group) = (0, Vec::new(), GroupSize::default());
     while let Some(row_ids) = ids.next_group(&mut from, group.samples) {
         found.extend(differing(one, other, specs, row_ids, &mut group)?);
@@ -187,9 +195,13 @@ fn differing(
 ) -> Result<Vec<u64>> {
     let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
     let (ours, theirs) = (one.find_positions(&signed)?, other.find_positions(&signed)?);
-    let mut both: Vec<(u64, (u64, u64))> =
-        row_ids.into_iter().zip(ours.into_iter().zip(theirs)).filter_map(|(id, (one, other))| Some((id, (one?, other?)))).collect();
-    let reader_of = |snapshot: &Arc<Snapshot>, positions: Vec<u64>| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise);
+    let mut both: Vec<(u64, (u64, u64))> = row_ids
+        .into_iter()
+        .zip(ours.into_iter().zip(theirs))
+        .filter_map(|(id, (one, other))| Some((id, (one?, other?))))
+        .collect();
+    let reader_of =
+        |snapshot: &Arc<Snapshot>, positions: Vec<u64>| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise);
     let readers = |both: &[(u64, (u64, u64))]| {
         let before = reader_of(one, both.iter().map(|(_, (one, _))| *one).collect())?;
         Ok::<_, Error>((before, reader_of(other, both.iter().map(|(_, (_, other))| *other).collect())?))
@@ -201,7 +213,10 @@ fn differing(
         let is_large = |place: usize| large.iter().any(|large| large.get(place) == Some(&true));
         let (parts, small): (Vec<_>, Vec<_>) = both.into_iter().enumerate().partition(|(place, _)| is_large(*place));
         for (_, (row_id, (position, later))) in parts {
-            if !same_bytes((reader_of(one, vec![position])?, spec_before), (reader_of(other, vec![later])?, spec_after))? {
+            if !same_bytes(
+                (reader_of(one, vec![position])?, spec_before),
+                (reader_of(other, vec![later])?, spec_after),
+            )? {
                 found.push(row_id);
             }
         }
@@ -224,7 +239,8 @@ fn same_bytes((mut one, spec): (Reader, &ColumnSpec), (mut other, other_spec): (
     let (value, other_value) = (one.find_value(spec)?, other.find_value(other_spec)?);
     let Some(bytes) = value.bytes().filter(|bytes| other_value.bytes() == Some(*bytes)) else { return Ok(false) };
     // Each piece of a compressed value costs all of it.
-    let is_whole = [&value, &other_value].iter().any(|value| matches!(value, FoundValue::Large { is_plain: false, .. }));
+    let is_whole =
+        [&value, &other_value].iter().any(|value| matches!(value, FoundValue::Large { is_plain: false, .. }));
     let (most, mut pieces) = (if is_whole { bytes } else { PIECE_BYTES }, [Vec::new(), Vec::new()]);
     for begin in (0..bytes).step_by(most as usize) {
         let range = begin..(begin + most).min(bytes);
@@ -279,7 +295,8 @@ impl ComparedValues {
 /// Return numbers in a form in which those of all dtypes can be compared: a whole number, or the bits of a float. A float that is a whole number
 /// becomes one, except for negative zero.
 fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
-    let wide = [Dtype::Int64, Dtype::Uint64, Dtype::Float64].into_iter().find(|wide| *wide == dtype || dtype.widens_to(*wide));
+    let wide =
+        [Dtype::Int64, Dtype::Uint64, Dtype::Float64].into_iter().find(|wide| *wide == dtype || dtype.widens_to(*wide));
     let Some(wide) = wide else {
         return Err(Error::new("internal", format!("values of {} are not compared with other dtypes", dtype.name())));
     };
@@ -292,7 +309,9 @@ fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
         Dtype::Int64 => (i128::from(i64::from_le_bytes(*bytes)), 0),
         Dtype::Uint64 => (i128::from(u64::from_le_bytes(*bytes)), 0),
         _ => match f64::from_le_bytes(*bytes) {
-            float if float.fract() == 0.0 && float.to_bits() != (-0.0f64).to_bits() && float.abs() < 1e30 => (float as i128, 0),
+            float if float.fract() == 0.0 && float.to_bits() != (-0.0f64).to_bits() && float.abs() < 1e30 => {
+                (float as i128, 0)
+            }
             float => (0, float.to_bits()),
         },
     };
@@ -313,7 +332,9 @@ fn unshared_rows(snapshot: &Snapshot, other: &Snapshot) -> Result<RowIds> {
 /// Return the samples that both snapshots have, in different files of a column. A layout moved them. Cost: reads the pages that only one of them has.
 pub fn moved_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     // Fragments with the same samples in the same file are the same for this column.
-    let identity = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
+    let identity = |fragment: &Fragment| {
+        (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id))
+    };
     let mut kept: HashMap<_, Vec<Run>> = HashMap::new();
     let (pages, other_pages) = (one.pages(), other.pages());
     one.each_fragment_outside(&other_pages, |fragment| {
@@ -349,7 +370,11 @@ fn check_count(snapshot: &Snapshot, fragment: &Fragment) -> Result<()> {
 }
 
 /// Return the samples of the overlays of each snapshot that `is_wanted` selects, without those overlays that both have.
-fn unshared_overlays(one: &Snapshot, other: &Snapshot, is_wanted: impl Fn(&Overlay) -> bool) -> Result<(RowIds, RowIds)> {
+fn unshared_overlays(
+    one: &Snapshot,
+    other: &Snapshot,
+    is_wanted: impl Fn(&Overlay) -> bool,
+) -> Result<(RowIds, RowIds)> {
     let [ours, theirs]: [Vec<&RowSet>; 2] = [one, other].map(|snapshot| snapshot.overlays.rows(&is_wanted).collect());
     let only_ours = ours.iter().filter(|set| !theirs.contains(set)).copied();
     let only_theirs = theirs.iter().filter(|set| !ours.contains(set)).copied();

@@ -49,7 +49,11 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot name the probe: {error}")))?;
     let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
-    doctor.note_result("create-only put", doctor.store.prove(), "one of several concurrent puts wins, and a later put is refused");
+    doctor.note_result(
+        "create-only put",
+        doctor.store.prove(),
+        "one of several concurrent puts wins, and a later put is refused",
+    );
     let written = doctor.write(&probe);
     let readable = match written {
         true => Some((probe.clone(), PROBE_BYTES as u64)),
@@ -80,7 +84,14 @@ fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
 }
 
 impl Doctor<'_> {
-    fn note(&mut self, name: &'static str, good: bool, measured: Option<(f64, &'static str)>, finding: impl Into<String>, advice: &str) {
+    fn note(
+        &mut self,
+        name: &'static str,
+        good: bool,
+        measured: Option<(f64, &'static str)>,
+        finding: impl Into<String>,
+        advice: &str,
+    ) {
         let advice = if good && measured.is_none() { String::new() } else { advice.to_owned() };
         self.findings.push(Finding { name, good: Some(good), measured, finding: finding.into(), advice });
     }
@@ -94,7 +105,14 @@ impl Doctor<'_> {
     }
 
     /// Note the rate at which `bytes` bytes were transferred since `began`. `advice` is for rates below `least` MB/s.
-    fn note_rate(&mut self, name: &'static str, (bytes, began): (u64, Instant), finding: &str, least: f64, advice: &str) {
+    fn note_rate(
+        &mut self,
+        name: &'static str,
+        (bytes, began): (u64, Instant),
+        finding: &str,
+        least: f64,
+        advice: &str,
+    ) {
         let rate = bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9);
         self.note(name, true, Some((rate, "MB/s")), finding, if rate < least { advice } else { "" });
     }
@@ -120,10 +138,19 @@ impl Doctor<'_> {
                 self.failed("reach", &error);
                 return false;
             }
-            _ => self.note("reach", true, None, format!("responds after {:.0} ms, including the connection time", millis(began)), ""),
+            _ => self.note(
+                "reach",
+                true,
+                None,
+                format!("responds after {:.0} ms, including the connection time", millis(began)),
+                "",
+            ),
         }
         match self.store.lists() {
-            false => self.skip("list", "this store cannot list objects; readers find the newest commit with the help of the hint"),
+            false => self.skip(
+                "list",
+                "this store cannot list objects; readers find the newest commit with the help of the hint",
+            ),
             true => self.note_result("list", self.store.list_page("log/0000000000000000", None).map(drop), "allowed"),
         }
         true
@@ -167,7 +194,11 @@ impl Doctor<'_> {
         }
         times.sort_by(f64::total_cmp);
         let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
-        let advice = if median > 50.0 { "the store is far away: read many samples at once; import and train in its region" } else { "" };
+        let advice = if median > 50.0 {
+            "the store is far away: read many samples at once; import and train in its region"
+        } else {
+            ""
+        };
         let finding = format!("median of {SMALL_READS} reads of 64 bytes; the slowest took {slowest:.1} ms");
         self.note("latency", true, Some((median, "ms")), finding, advice);
         let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;

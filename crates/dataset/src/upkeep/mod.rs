@@ -8,4 +8,5 @@ pub mod fence;
 pub mod unreferenced;
 pub mod verify;
 mod verify_attached;
+pub mod verify_file;
 pub mod warm;

@@ -55,7 +55,8 @@ pub fn unreferenced(context: &Context) -> Result<Option<Unreferenced>> {
 fn count(context: &Context) -> Result<Unreferenced> {
     let store = context.storage.as_ref();
     // Objects are listed before records are read. A commit in the meantime then has its objects, if they were listed.
-    let mut walk = Walk { context, listed: HashMap::new(), roots: HashSet::new(), pages: HashSet::new(), forwarded: Vec::new() };
+    let mut walk =
+        Walk { context, listed: HashMap::new(), roots: HashSet::new(), pages: HashSet::new(), forwarded: Vec::new() };
     for folder in FOLDERS {
         let entries = store.list(folder)?.into_iter();
         walk.listed.extend(entries.filter_map(|entry| Some(((folder, Id::parse(&entry.name)?), entry.bytes))));
@@ -77,7 +78,8 @@ fn logs(store: &dyn Store) -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::from([0]);
     store.survey(&mut |name: &str| {
         let branch = name.strip_prefix("log/").and_then(|rest| rest.split('/').next());
-        found.extend(branch.filter(|branch| branch.len() == 16).and_then(|branch| u64::from_str_radix(branch, 16).ok()));
+        found
+            .extend(branch.filter(|branch| branch.len() == 16).and_then(|branch| u64::from_str_radix(branch, 16).ok()));
         ControlFlow::Continue(())
     })?;
     Ok(found)
@@ -149,7 +151,8 @@ impl Walk<'_> {
     fn log(&mut self, branch: u64) -> Result<()> {
         let (store, folder) = (self.context.storage.as_ref(), log_folder(branch));
         let entries = store.list(&folder)?.into_iter();
-        let listed: BTreeMap<u64, u64> = entries.filter_map(|entry| Some((record_number(&entry.name)?, entry.bytes))).collect();
+        let listed: BTreeMap<u64, u64> =
+            entries.filter_map(|entry| Some((record_number(&entry.name)?, entry.bytes))).collect();
         let Some(newest) = newest_number(store, &folder, None)? else { return Ok(()) };
         // A listing may lack the newest records, which are read one by one.
         let unlisted = listed.last_key_value().map_or(0, |(last, _)| last + 1)..=newest.number;

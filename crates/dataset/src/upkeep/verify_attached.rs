@@ -24,7 +24,8 @@ pub fn each(snapshot: &Snapshot) -> impl Iterator<Item = (String, Result<()>)> +
 /// Check that commits have given out all of these row ids. Those of other branches are not known.
 pub fn check_known(snapshot: &Snapshot, ids: &RowIds) -> Result<()> {
     let record = snapshot.record();
-    match ids.count_in(row_id(record.lineage, record.next_counter)..row_id(record.lineage, 0).saturating_add(COUNTERS)) {
+    match ids.count_in(row_id(record.lineage, record.next_counter)..row_id(record.lineage, 0).saturating_add(COUNTERS))
+    {
         0 => Ok(()),
         unknown => Err(malformed(format!("{unknown} listed row ids were never assigned by a commit"))),
     }

@@ -42,7 +42,13 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
         None => Ok(first.column.len()),
         Some(other) => Err(Error::new(
             "column-lengths-differ",
-            format!("column `{}` has {} samples, but column `{}` has {}", first.name, first.column.len(), other.name, other.column.len()),
+            format!(
+                "column `{}` has {} samples, but column `{}` has {}",
+                first.name,
+                first.column.len(),
+                other.name,
+                other.column.len()
+            ),
         )
         .hint("give every column the same number of samples; use None for nulls")),
     }
@@ -51,9 +57,14 @@ pub fn check_lengths(inputs: &[Input]) -> Result<usize> {
 /// Read codes as int64.
 pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64> + '_> {
     if data.len() != samples * 8 {
-        return Err(Error::new("invalid-value", format!("codes have {} bytes for {samples} samples, expected int64", data.len())));
+        return Err(Error::new(
+            "invalid-value",
+            format!("codes have {} bytes for {samples} samples, expected int64", data.len()),
+        ));
     }
-    Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
+    Ok(data
+        .chunks_exact(8)
+        .map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
 /// Return the error for a label that the column does not have.
@@ -68,7 +79,9 @@ fn unknown_label(names: &[String], what: String, row: usize) -> Error {
 fn check_labels(classes: &Classes, column: Column) -> Result<Column> {
     let names = &classes.names[..];
     let column = check_values(column, Dtype::Int64, &Shape::free(), None)?;
-    let Column::Ragged(mut ragged) = column else { return Err(Error::new("invalid-value", "found a tensor, expected lists of labels")) };
+    let Column::Ragged(mut ragged) = column else {
+        return Err(Error::new("invalid-value", "found a tensor, expected lists of labels"));
+    };
     for row in (0..ragged.len()).filter(|row| !ragged.is_null(*row)) {
         let codes = ragged.value(row);
         let unknown = codes_of(codes, codes.len() / 8)?.find(|code| !(0..names.len() as i64).contains(code));
@@ -91,7 +104,8 @@ pub fn label_codes(classes: &Classes, column: Column, words: Option<Arc<Ragged>>
     let unknown = |what: String, row: usize| unknown_label(names, what, row);
     let (codes, validity): (Vec<i64>, _) = match column {
         Column::Fixed { data, validity, samples } if let Some(words) = words => {
-            let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
+            let places: HashMap<&[u8], i64> =
+                names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
             let known: Vec<Option<i64>> = (0..words.len()).map(|word| places.get(words.value(word)).copied()).collect();
             let code_of = |(row, place): (usize, i64)| {
                 let null = validity.as_ref().is_some_and(|validity| !validity[row]);
@@ -99,7 +113,9 @@ pub fn label_codes(classes: &Classes, column: Column, words: Option<Arc<Ragged>>
                 match word.map(|word| (word, known[word])) {
                     _ if null => Ok(0),
                     Some((_, Some(code))) => Ok(code),
-                    Some((word, None)) => Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row)),
+                    Some((word, None)) => {
+                        Err(unknown(format!("`{}`", String::from_utf8_lossy(words.value(word))), row))
+                    }
                     None => Err(unknown(format!("index {place} (there are {} words)", known.len()), row)),
                 }
             };
@@ -107,7 +123,8 @@ pub fn label_codes(classes: &Classes, column: Column, words: Option<Arc<Ragged>>
         }
         Column::Fixed { data, validity, samples } => (codes_of(&data, samples)?.collect(), validity),
         Column::Ragged(ragged) => {
-            let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
+            let places: HashMap<&[u8], i64> =
+                names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();
             let code_of = |row: usize| match ragged.is_null(row) {
                 true => Ok(0),
                 false => places
@@ -133,7 +150,9 @@ pub fn label_codes(classes: &Classes, column: Column, words: Option<Arc<Ragged>>
 
 /// Check that each value is valid UTF-8.
 pub fn check_text(column: Column) -> Result<Column> {
-    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected text")) };
+    let Column::Ragged(ragged) = &column else {
+        return Err(Error::new("invalid-value", "found numbers, expected text"));
+    };
     check_utf8(ragged).map(|_| ())?;
     Ok(column)
 }
@@ -154,7 +173,9 @@ fn check_utf8(ragged: &Ragged) -> Result<&str> {
     }
     let row = (0..ragged.len()).find(|row| std::str::from_utf8(ragged.value(*row)).is_err()).unwrap_or(0);
     let error = std::str::from_utf8(ragged.value(row)).err().map_or(String::new(), |error| format!(": {error}"));
-    Err(Error::new("invalid-value", format!("is not UTF-8{error}")).hint("decode it first, or use ps.Bytes()").at_row(row as u64))
+    Err(Error::new("invalid-value", format!("is not UTF-8{error}"))
+        .hint("decode it first, or use ps.Bytes()")
+        .at_row(row as u64))
 }
 
 /// Check that the values' lengths match the shape. Nulls of fixed shape become zeros.
@@ -169,7 +190,11 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             if !shape.is_fixed() || data.len() as u64 != samples as u64 * cell {
                 return Err(Error::new(
                     "invalid-value",
-                    format!("found {} bytes for {samples} samples of shape {shape} and dtype {}", data.len(), dtype.name()),
+                    format!(
+                        "found {} bytes for {samples} samples of shape {shape} and dtype {}",
+                        data.len(),
+                        dtype.name()
+                    ),
                 ));
             }
             for row in validity.iter().flatten().enumerate().filter(|(_, valid)| !**valid).map(|(row, _)| row) {
@@ -185,11 +210,15 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
             let fits = |row: usize| {
                 let free = &ragged.free[row * free_count..(row + 1) * free_count];
                 ragged.is_null(row)
-                    || free.iter().try_fold(cell, |product, size| product.checked_mul(*size)) == Some(ragged.value(row).len() as u64)
+                    || free.iter().try_fold(cell, |product, size| product.checked_mul(*size))
+                        == Some(ragged.value(row).len() as u64)
             };
             let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
             if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
-                return Err(Error::new("invalid-value", format!("values do not fit shape {shape} and dtype {}", dtype.name())));
+                return Err(Error::new(
+                    "invalid-value",
+                    format!("values do not fit shape {shape} and dtype {}", dtype.name()),
+                ));
             }
             Ok(Column::Ragged(ragged))
         }
@@ -203,19 +232,23 @@ fn check_pulled(pulled: &Pulled, dtype: Dtype, shape: &Shape, tile: Option<&[u64
         return Ok(()); // They end where their source ends.
     }
     for (row, found) in pulled.shapes.iter().enumerate().filter(|(row, _)| valid(*row)) {
-        let fits =
-            found.len() == shape.0.len() && shape.0.iter().zip(found).all(|(wanted, size)| wanted.is_none_or(|wanted| wanted == *size));
+        let fits = found.len() == shape.0.len()
+            && shape.0.iter().zip(found).all(|(wanted, size)| wanted.is_none_or(|wanted| wanted == *size));
         let bytes = elements(&whole(found)).and_then(|elements| elements.checked_mul(dtype.size() as u64));
         if !fits || bytes.is_none_or(|bytes| bytes >= 1 << 48) {
             let text = format!("has the shape {found:?}, expected {shape} and less than 2^48 bytes");
             return Err(Error::new("invalid-value", text).at_row(row as u64));
         }
-        if let Some(tiles) = tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE) {
+        if let Some(tiles) =
+            tile.and_then(|tile| Grid::new(found, tile).tiles()).filter(|tiles| *tiles > TILES_A_SAMPLE)
+        {
             let text = format!(
                 "of shape {found:?} has {tiles} tiles of {:?}, but at most {TILES_A_SAMPLE} are supported",
                 tile.unwrap_or_default()
             );
-            return Err(Error::new("invalid-value", text).hint("create the dataset with larger tiles").at_row(row as u64));
+            return Err(Error::new("invalid-value", text)
+                .hint("create the dataset with larger tiles")
+                .at_row(row as u64));
         }
     }
     Ok(())

@@ -75,7 +75,8 @@ impl ColumnWriter {
         if is_plain && column.value_bytes() as u64 >= UNIT_BYTES {
             return true; // Values that are pulled have no bytes in memory.
         }
-        let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
+        let alone =
+            matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
             && !self.tiled_by_shape()
             && !matches!(column, Column::Pulled(_))
@@ -88,9 +89,12 @@ impl ColumnWriter {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
             None => self.waiting.is_some() && !self.tiled_by_shape(),
-            Some((_, style, _)) if self.dtype == Dtype::Bytes => (style.layout, style.codec) != (Layout::Single, Codec::None),
+            Some((_, style, _)) if self.dtype == Dtype::Bytes => {
+                (style.layout, style.codec) != (Layout::Single, Codec::None)
+            }
             Some((_, _, chunk)) if chunk.layout == Layout::Tiled => {
-                let many = |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+                let many =
+                    |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
                 self.tile.is_none() && !self.shape.is_fixed() && pulled.shapes.iter().any(many)
             }
             Some(_) => true,
@@ -100,7 +104,8 @@ impl ColumnWriter {
     /// Return whether the schema requires all samples to be tiled, regardless of their sizes.
     pub fn tiled_by_shape(&self) -> bool {
         self.tile.is_some()
-            || (self.shape.is_fixed() && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
+            || (self.shape.is_fixed()
+                && Style::tiles(self.dtype, &self.shape, self.shape.fixed_bytes(self.dtype).unwrap_or(0)))
     }
 
     /// Choose the tile size for the waiting samples.
@@ -138,7 +143,11 @@ impl ColumnWriter {
 
     /// Return the stored size of a null in bytes: the sample size if the shape is fixed, or 0 if nulls are empty.
     pub fn fixed_bytes(&self) -> u64 {
-        if self.shape.is_fixed() && !self.tiled_by_shape() { self.shape.fixed_bytes(self.dtype).unwrap_or(0) } else { 0 }
+        if self.shape.is_fixed() && !self.tiled_by_shape() {
+            self.shape.fixed_bytes(self.dtype).unwrap_or(0)
+        } else {
+            0
+        }
     }
 
     pub fn push(&mut self, stored: Option<Stored>, samples: usize) -> Result<()> {
@@ -205,7 +214,11 @@ impl ColumnWriter {
     pub fn nulls(&self, samples: usize) -> Result<Column> {
         let validity = Some(vec![false; samples]);
         Ok(match self.shape.is_fixed() && !self.tiled_by_shape() {
-            true => Column::Fixed { data: vec![0; samples * self.shape.fixed_bytes(self.dtype)? as usize], validity, samples },
+            true => Column::Fixed {
+                data: vec![0; samples * self.shape.fixed_bytes(self.dtype)? as usize],
+                validity,
+                samples,
+            },
             false => {
                 let free = if self.dtype == Dtype::Bytes { 0 } else { samples * self.shape.free_count() };
                 Column::Ragged(Ragged { data: Vec::new(), ends: vec![0; samples], free: vec![0; free], validity })
@@ -274,8 +287,11 @@ impl ColumnWriter {
     }
 
     pub fn chunk_builder(&self, style: &Style) -> ChunkBuilder {
-        let free =
-            if matches!(style.layout, Layout::Single | Layout::Tiled) && self.dtype != Dtype::Bytes { self.shape.free_count() } else { 0 };
+        let free = if matches!(style.layout, Layout::Single | Layout::Tiled) && self.dtype != Dtype::Bytes {
+            self.shape.free_count()
+        } else {
+            0
+        };
         ChunkBuilder {
             column: self.spec.id,
             dtype: self.dtype,
@@ -323,7 +339,12 @@ fn stretched(column: Column) -> Column {
     match column {
         Column::Fixed { data, validity: None, samples } => {
             let cell = (data.len() / samples.max(1)) as u64;
-            Column::Ragged(Ragged { data, ends: (1..=samples as u64).map(|end| end * cell).collect(), free: Vec::new(), validity: None })
+            Column::Ragged(Ragged {
+                data,
+                ends: (1..=samples as u64).map(|end| end * cell).collect(),
+                free: Vec::new(),
+                validity: None,
+            })
         }
         Column::Fixed { data, validity: Some(valid), samples } => {
             let (cell, mut ragged) = (data.len() / samples.max(1), Ragged::default());

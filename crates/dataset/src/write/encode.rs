@@ -65,7 +65,13 @@ fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<EncodedBl
 }
 
 /// Encode the tiles of a slab, in order. An uncompressed tile that is contiguous in the slab borrows its content from `bytes`.
-pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<EncodedBlock<'a>>> {
+pub fn encode_tiles<'a>(
+    grid: &Grid,
+    slab: &[Range<u64>],
+    bytes: &'a [u8],
+    codec: Codec,
+    size: usize,
+) -> Result<Vec<EncodedBlock<'a>>> {
     let tiles = grid.meeting(slab);
     let blocks = parallel::map(tiles.len(), bytes.len(), |index| {
         let tile = grid.tile(tiles[index]);
@@ -76,7 +82,9 @@ pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec
             Some(begin) => Cow::Borrowed(&bytes[begin..begin + length]),
             None => {
                 let mut raw = vec![0; length];
-                runs(slab, &tile, size, |from, to, count| raw[to..to + count].copy_from_slice(&bytes[from..from + count]));
+                runs(slab, &tile, size, |from, to, count| {
+                    raw[to..to + count].copy_from_slice(&bytes[from..from + count])
+                });
                 Cow::Owned(raw)
             }
         };
@@ -85,7 +93,14 @@ pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec
     blocks.into_iter().collect()
 }
 
-fn raw_block<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape, first: usize, end: usize) -> Cow<'a, [u8]> {
+fn raw_block<'a>(
+    column: &'a Column,
+    style: &Style,
+    dtype: Dtype,
+    shape: &Shape,
+    first: usize,
+    end: usize,
+) -> Cow<'a, [u8]> {
     match column {
         Column::Fixed { data, samples, .. } => {
             let cell = data.len() / samples;
@@ -101,10 +116,15 @@ fn pack(ragged: &Ragged, dtype: Dtype, shape: &Shape, first: usize, end: usize) 
     let free_count = shape.free_count();
     let values: Vec<&[u8]> = (first..end).map(|row| ragged.value(row)).collect();
     // Text and bytes have one free dimension, their length, which is not stored in `free`.
-    let lengths: Vec<u64> = if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
+    let lengths: Vec<u64> =
+        if ragged.free.is_empty() { values.iter().map(|value| value.len() as u64).collect() } else { Vec::new() };
     let free: Vec<&[u64]> = (first..end)
         .map(|row| {
-            if lengths.is_empty() { &ragged.free[row * free_count..(row + 1) * free_count] } else { &lengths[row - first..row - first + 1] }
+            if lengths.is_empty() {
+                &ragged.free[row * free_count..(row + 1) * free_count]
+            } else {
+                &lengths[row - first..row - first + 1]
+            }
         })
         .collect();
     write_packed(shape, dtype, &values, &free)

@@ -123,8 +123,9 @@ impl OpenFile {
     pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder], inline: u64) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
         // A tail that readers would refuse must never be committed.
-        let read = Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
-            .map_err(|error| Error::new("internal", format!("a written data file cannot be read back: {}", error.message())))?;
+        let read = Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset).map_err(|error| {
+            Error::new("internal", format!("a written data file cannot be read back: {}", error.message()))
+        })?;
         let statistics = read.chunks.iter().map(|chunk| (chunk.column, Statistics::of(chunk))).collect();
         self.context.caches.get().note_statistics(self.id, statistics);
         self.buffer.extend_from_slice(&tail);

@@ -79,15 +79,16 @@ impl FragmentWriter {
     /// the column.
     pub fn wants_new_fragment(&self, columns: &[Option<Stored>], samples: usize) -> bool {
         let both = || self.columns.iter().zip(columns);
-        if both()
-            .any(|(writer, column)| column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column) || writer.outgrown(&stored.column)))
-        {
+        if both().any(|(writer, column)| {
+            column.as_ref().is_some_and(|stored| writer.shrinks(&stored.column) || writer.outgrown(&stored.column))
+        }) {
             return true;
         }
         let left_out = both().filter(|(writer, column)| column.is_none() && writer.begun());
         let after: u64 = left_out.map(|(writer, _)| writer.fixed_bytes().saturating_mul(samples as u64)).sum();
         let first = both().filter(|(writer, column)| column.is_some() && !writer.begun());
-        let before: u64 = first.map(|(writer, _)| writer.fixed_bytes().saturating_mul(writer.leading_nulls as u64)).sum();
+        let before: u64 =
+            first.map(|(writer, _)| writer.fixed_bytes().saturating_mul(writer.leading_nulls as u64)).sum();
         after.max(before) > FLUSH_BYTES as u64
     }
 
@@ -203,7 +204,10 @@ impl FragmentWriter {
         for index in 0..self.columns.len() {
             self.flush_column(index, Rest::Write)?;
         }
-        let tiled = self.columns.iter().any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
+        let tiled = self
+            .columns
+            .iter()
+            .any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
         let statistics = self.columns.iter().any(ColumnWriter::has_bounds);
         let mut files: Vec<FileRef> = Vec::new();
         for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {

@@ -56,7 +56,9 @@ impl Fresh {
                 samples: shared.samples,
                 columns: shared.columns.clone(),
             });
-            let stored = |(column, spec): (Option<Column>, &ColumnSpec)| column.map(|column| Stored { column, words: words.of(spec.id) });
+            let stored = |(column, spec): (Option<Column>, &ColumnSpec)| {
+                column.map(|column| Stored { column, words: words.of(spec.id) })
+            };
             writer.push(columns.into_iter().zip(&schema.columns).map(stored).collect(), samples)?;
         }
         Ok(())
@@ -65,7 +67,12 @@ impl Fresh {
     /// Return a fragment with the row ids of the samples. Its values are those in memory. None without samples.
     pub fn fragment(&self) -> Option<Fragment> {
         let (first, samples) = (self.batches.first()?.first, self.samples());
-        Some(Fragment { samples, is_stage: false, runs: vec![Run { first: PROVISIONAL | first, count: samples }], files: Vec::new() })
+        Some(Fragment {
+            samples,
+            is_stage: false,
+            runs: vec![Run { first: PROVISIONAL | first, count: samples }],
+            files: Vec::new(),
+        })
     }
 
     /// Return the values for reads. None without samples.

@@ -69,10 +69,13 @@ pub fn check<'a>(
 
 /// Check the headers or all pixels of the encoded images in a column.
 pub fn check_media(column: Column, kind: Media, validate: Validate) -> Result<Column> {
-    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found numbers, expected encoded images")) };
+    let Column::Ragged(ragged) = &column else {
+        return Err(Error::new("invalid-value", "found numbers, expected encoded images"));
+    };
     let value = |row: usize| (!ragged.is_null(row)).then(|| ragged.value(row));
     let found = check(ragged.len(), ragged.data.len(), value, kind, validate)?;
-    let refused: Vec<(usize, Error)> = found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
+    let refused: Vec<(usize, Error)> =
+        found.into_iter().enumerate().filter_map(|(row, error)| Some((row, error?))).collect();
     match refused.first() {
         None => Ok(column),
         Some((row, error)) => {

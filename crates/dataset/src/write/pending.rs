@@ -79,7 +79,13 @@ impl Pending {
 
     /// Write the values and forget them. Columns that change for the same samples share files. If a write fails, the files written so far
     /// are deleted. Files of at most `inline` bytes remain in memory.
-    pub fn write(&mut self, context: &Arc<Context>, schema: &Schema, words: &Words, inline: u64) -> Result<Vec<Changed>> {
+    pub fn write(
+        &mut self,
+        context: &Arc<Context>,
+        schema: &Schema,
+        words: &Words,
+        inline: u64,
+    ) -> Result<Vec<Changed>> {
         let Pending { columns, .. } = std::mem::take(self);
         let mut written: Vec<Changed> = Vec::new();
         for (mut row_ids, specs) in alike(&columns, schema) {
@@ -91,8 +97,11 @@ impl Pending {
                     let rows: Vec<usize> = row_ids.iter().map(|row_id| places[row_id]).collect();
                     Some(Stored { column: column.take(&rows), words: words.of(spec.id) })
                 };
-                let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect()).keeping(inline);
-                let done = writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());
+                let mut writer =
+                    FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect())
+                        .keeping(inline);
+                let done =
+                    writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());
                 written.push(Changed { columns: specs.iter().map(|spec| spec.id).collect(), row_ids, writer });
                 if let Err(error) = done {
                     written.iter_mut().for_each(|changed| changed.writer.delete());
@@ -131,13 +140,16 @@ impl PendingColumn {
     fn push(&mut self, row_ids: &[u64], new: Column, call: u64) {
         // Any function that differs for different sequences of calls.
         self.calls = self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call;
-        if let (Column::Fixed { data, validity, samples }, Column::Fixed { data: from, validity: valid, samples: count }) =
-            (&mut self.column, &new)
+        if let (
+            Column::Fixed { data, validity, samples },
+            Column::Fixed { data: from, validity: valid, samples: count },
+        ) = (&mut self.column, &new)
         {
             let cell = from.len().checked_div(*count).unwrap_or(0);
             for (row, row_id) in row_ids.iter().enumerate() {
                 let place = *self.places.entry(*row_id).or_insert(*samples);
-                let (value, given) = (&from[row * cell..(row + 1) * cell], valid.as_ref().is_none_or(|valid| valid[row]));
+                let (value, given) =
+                    (&from[row * cell..(row + 1) * cell], valid.as_ref().is_none_or(|valid| valid[row]));
                 if place == *samples {
                     *samples += 1;
                     data.extend_from_slice(value);

@@ -34,7 +34,8 @@ impl FragmentWriter {
                 return Ok(());
             };
             let bytes = bytes(&largest).saturating_mul(column.dtype.size() as u64);
-            let shapes: Vec<&[u64]> = (0..pulled.shapes.len()).filter(|row| valid(*row)).map(|row| &pulled.shapes[row][..]).collect();
+            let shapes: Vec<&[u64]> =
+                (0..pulled.shapes.len()).filter(|row| valid(*row)).map(|row| &pulled.shapes[row][..]).collect();
             let tile = column.tile_for(&shapes, &pulled.shapes[largest]);
             self.open_chunk(index, Style::tiled(self.columns[index].codec), tile, bytes)?;
         }
@@ -67,16 +68,22 @@ impl FragmentWriter {
             self.flush_column(index, Rest::Keep)?;
         }
         let column = &mut self.columns[index];
-        let Some((file, _, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "bytes without a chunk")) };
+        let Some((file, _, chunk)) = &mut column.chunk else {
+            return Err(Error::new("internal", "bytes without a chunk"));
+        };
         let target = &mut self.files[*file];
         for row in 0..pulled.shapes.len() {
             let valid = pulled.validity.as_ref().is_none_or(|validity| validity[row]);
             let mut block = GrowingBlock::default();
             if valid {
-                pulled.source.pull(row, &[], &mut |piece| match block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
-                    true => Err(too_long().at_row(row as u64).column(&column.spec.name)),
-                    false => target.grow(chunk, &mut block, piece),
-                })?;
+                pulled.source.pull(
+                    row,
+                    &[],
+                    &mut |piece| match block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
+                        true => Err(too_long().at_row(row as u64).column(&column.spec.name)),
+                        false => target.grow(chunk, &mut block, piece),
+                    },
+                )?;
             }
             target.end(chunk, block)?;
             chunk.first_row.push(column.samples as u64);
@@ -90,16 +97,21 @@ impl FragmentWriter {
     /// budget, unless a single tile is larger.
     pub fn write_tiled(&mut self, index: usize, samples: &Column) -> Result<()> {
         let column = &mut self.columns[index];
-        let Some((file, style, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "tiles without a chunk")) };
+        let Some((file, style, chunk)) = &mut column.chunk else {
+            return Err(Error::new("internal", "tiles without a chunk"));
+        };
         let (target, size) = (&mut self.files[*file], column.dtype.size());
         for row in 0..samples.len() {
             let valid = column.validity.as_ref().is_none_or(|validity| validity[column.samples]);
             let shape = match samples {
                 Column::Pulled(pulled) => pulled.shapes[row].clone(),
                 Column::Ragged(ragged) => column.shape.fill(free_of(ragged, &column.shape, row)),
-                Column::Fixed { .. } => return Err(Error::new("internal", "a tiled chunk cannot hold samples in fixed form")),
+                Column::Fixed { .. } => {
+                    return Err(Error::new("internal", "a tiled chunk cannot hold samples in fixed form"));
+                }
             };
-            let sample_bytes = elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
+            let sample_bytes =
+                elements(&whole(&shape)).and_then(|elements| elements.checked_mul(size as u64)).unwrap_or(u64::MAX);
             let grid = Grid::new(&shape, &chunk.tile); // If a null has no shape, the grid has no axes and is not used.
             let before = chunk.offset.len();
             let tiles = if valid { grid.tiles() } else { Some(0) };

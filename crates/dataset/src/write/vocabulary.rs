@@ -75,7 +75,12 @@ impl Words {
 
     /// Make a list of words for each column, all of which are known already.
     pub fn listing(columns: impl Iterator<Item = (u64, Vec<Arc<str>>)>) -> Words {
-        let known = |words: Vec<Arc<str>>| KnownWords { base: words.len(), words: Arc::new(words), codes: HashMap::new(), given: None };
+        let known = |words: Vec<Arc<str>>| KnownWords {
+            base: words.len(),
+            words: Arc::new(words),
+            codes: HashMap::new(),
+            given: None,
+        };
         Words { columns: columns.map(|(column, words)| (column, known(words))).collect() }
     }
 
@@ -87,7 +92,13 @@ impl Words {
 
     /// Convert words, indexes into a word list, or codes of the base snapshot to codes in this transaction's vocabulary. The writer maps
     /// these codes to its dictionary.
-    pub fn category(&mut self, base: &Snapshot, spec: &ColumnSpec, column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
+    pub fn category(
+        &mut self,
+        base: &Snapshot,
+        spec: &ColumnSpec,
+        column: Column,
+        words: Option<Arc<Ragged>>,
+    ) -> Result<Column> {
         let known = self.known(base, spec.id)?;
         let (codes, validity): (Vec<u32>, _) = match column {
             Column::Ragged(_) if words.is_some() => return Err(Error::new("invalid-value", "words are given twice")),
@@ -97,7 +108,8 @@ impl Words {
                 // Most words are known, and look-ups wait for memory, so all threads share the look-ups. New words then get codes
                 // in order.
                 let parts: Vec<&[&str]> = texts.chunks(LOOKED_UP).collect();
-                let look = |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
+                let look =
+                    |part: usize| parts[part].iter().map(|text| known.codes.get(*text).copied()).collect::<Vec<_>>();
                 let found = parallel::map(parts.len(), texts.len() * LINE_BYTES, look)?.concat();
                 let code = |(row, (text, found)): (usize, (&str, Option<u32>))| match found {
                     _ if words.is_null(row) => 0,
@@ -107,7 +119,8 @@ impl Words {
                 (texts.into_iter().zip(found).enumerate().map(code).collect(), words.validity)
             }
             Column::Fixed { data, validity, samples } => {
-                let (places, valid) = (codes_of(&data, samples)?, |row: usize| validity.as_ref().is_none_or(|validity| validity[row]));
+                let (places, valid) =
+                    (codes_of(&data, samples)?, |row: usize| validity.as_ref().is_none_or(|validity| validity[row]));
                 let out_of_range = |row: usize, place: i64, count: usize| {
                     let text = format!("contains code {place}, but the vocabulary has {count} words");
                     Error::new("invalid-value", text).hint("append the words themselves").at_row(row as u64)
@@ -125,7 +138,8 @@ impl Words {
                     Some(words) => {
                         let texts = texts_of(&words)?;
                         // Each word in the list is looked up at most once, however often the word occurs.
-                        let seen = known.given.take().filter(|(given, _)| Arc::ptr_eq(given, &words)).map(|(_, seen)| seen);
+                        let seen =
+                            known.given.take().filter(|(given, _)| Arc::ptr_eq(given, &words)).map(|(_, seen)| seen);
                         let mut seen = seen.unwrap_or_else(|| vec![None; texts.len()]);
                         let code = |(row, place): (usize, i64)| match place_of(place, texts.len()) {
                             _ if !valid(row) => Ok(0),

@@ -83,7 +83,9 @@ impl Span {
     pub fn or(&self, other: &Span) -> Option<Span> {
         Some(match (self, other) {
             (Span::Signed(least, most), Span::Signed(low, high)) => Span::Signed(*least.min(low), *most.max(high)),
-            (Span::Unsigned(least, most), Span::Unsigned(low, high)) => Span::Unsigned(*least.min(low), *most.max(high)),
+            (Span::Unsigned(least, most), Span::Unsigned(low, high)) => {
+                Span::Unsigned(*least.min(low), *most.max(high))
+            }
             (Span::Float(least, most), Span::Float(low, high)) => Span::Float(least.min(*low), most.max(*high)),
             (Span::Text(least, most), Span::Text(low, high)) => {
                 let most = most.as_ref().zip(high.as_ref()).map(|(most, high)| most.max(high).clone());
@@ -126,8 +128,12 @@ impl Span {
         let is_exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
         match (self, class) {
             (span, class) if span.class() == class => Some(span),
-            (Span::Unsigned(least, most), Class::Signed) => Some(Span::Signed(least.try_into().ok()?, most.try_into().ok()?)),
-            (Span::Unsigned(least, most), Class::Float) => Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(most as f64)),
+            (Span::Unsigned(least, most), Class::Signed) => {
+                Some(Span::Signed(least.try_into().ok()?, most.try_into().ok()?))
+            }
+            (Span::Unsigned(least, most), Class::Float) => {
+                Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(most as f64))
+            }
             (Span::Signed(least, most), Class::Float) => {
                 Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(least as f64) && is_exact(most as f64))
             }
@@ -166,7 +172,8 @@ impl Bounds {
         match column {
             Column::Fixed { data, .. } => Bounds::of_fixed(data, dtype, valid),
             Column::Ragged(ragged) => {
-                let texts = (0..ragged.len()).filter(|row| valid.is_none_or(|valid| valid[*row])).map(|row| ragged.value(row));
+                let texts =
+                    (0..ragged.len()).filter(|row| valid.is_none_or(|valid| valid[*row])).map(|row| ragged.value(row));
                 Bounds { has_nan: false, span: span_of_texts(texts) }
             }
             Column::Pulled(_) => Bounds::default(),
@@ -177,26 +184,36 @@ impl Bounds {
     pub fn of_fixed(data: &[u8], dtype: Dtype, valid: Option<&[bool]>) -> Bounds {
         macro_rules! whole {
             ($number:ty, $span:ident) => {{
-                let numbers = data.as_chunks::<{ size_of::<$number>() }>().0.iter().map(|bytes| <$number>::from_le_bytes(*bytes));
+                let numbers =
+                    data.as_chunks::<{ size_of::<$number>() }>().0.iter().map(|bytes| <$number>::from_le_bytes(*bytes));
                 let ends = |(least, most): ($number, $number), number: $number| (least.min(number), most.max(number));
                 let none = (<$number>::MAX, <$number>::MIN);
                 let (least, most) = match valid {
                     None => numbers.fold(none, ends),
-                    Some(valid) => numbers.zip(valid).filter(|(_, valid)| **valid).map(|(number, _)| number).fold(none, ends),
+                    Some(valid) => {
+                        numbers.zip(valid).filter(|(_, valid)| **valid).map(|(number, _)| number).fold(none, ends)
+                    }
                 };
                 Bounds { has_nan: false, span: (least <= most).then(|| Span::$span(least.into(), most.into())) }
             }};
         }
         macro_rules! float {
             ($number:ty) => {{
-                let numbers = data.as_chunks::<{ size_of::<$number>() }>().0.iter().map(|bytes| <$number>::from_le_bytes(*bytes));
+                let numbers =
+                    data.as_chunks::<{ size_of::<$number>() }>().0.iter().map(|bytes| <$number>::from_le_bytes(*bytes));
                 let ends = |(least, most, nan): ($number, $number, bool), number: $number| {
-                    (if number < least { number } else { least }, if number > most { number } else { most }, nan | (number != number))
+                    (
+                        if number < least { number } else { least },
+                        if number > most { number } else { most },
+                        nan | (number != number),
+                    )
                 };
                 let none = (<$number>::INFINITY, <$number>::NEG_INFINITY, false);
                 let (least, most, has_nan) = match valid {
                     None => numbers.fold(none, ends),
-                    Some(valid) => numbers.zip(valid).filter(|(_, valid)| **valid).map(|(number, _)| number).fold(none, ends),
+                    Some(valid) => {
+                        numbers.zip(valid).filter(|(_, valid)| **valid).map(|(number, _)| number).fold(none, ends)
+                    }
                 };
                 Bounds { has_nan, span: (least <= most).then(|| Span::Float(least.into(), most.into())) }
             }};
@@ -274,26 +291,38 @@ impl Bounds {
                     true => None,
                     false => Some(if is_one { least.clone() } else { cursor.bytes()? }),
                 };
-                let is_sound = most.as_ref().is_none_or(|most| least <= *most && most.len() <= TEXT_BYTES) && least.len() <= TEXT_BYTES;
+                let is_sound = most.as_ref().is_none_or(|most| least <= *most && most.len() <= TEXT_BYTES)
+                    && least.len() <= TEXT_BYTES;
                 (Span::Text(least, most), is_sound)
             }
             class => {
                 let least = cursor.u64()?;
                 let most = if is_one { least } else { cursor.u64()? };
                 match class {
-                    Class::Signed => (Span::Signed(least.cast_signed(), most.cast_signed()), least.cast_signed() <= most.cast_signed()),
+                    Class::Signed => (
+                        Span::Signed(least.cast_signed(), most.cast_signed()),
+                        least.cast_signed() <= most.cast_signed(),
+                    ),
                     Class::Unsigned => (Span::Unsigned(least, most), least <= most),
-                    _ => (Span::Float(f64::from_bits(least), f64::from_bits(most)), f64::from_bits(least) <= f64::from_bits(most)),
+                    _ => (
+                        Span::Float(f64::from_bits(least), f64::from_bits(most)),
+                        f64::from_bits(least) <= f64::from_bits(most),
+                    ),
                 }
             }
         };
-        if is_sound { Ok(Bounds { has_nan, span: Some(span) }) } else { invalid("have a minimum above the maximum, or are not numbers") }
+        if is_sound {
+            Ok(Bounds { has_nan, span: Some(span) })
+        } else {
+            invalid("have a minimum above the maximum, or are not numbers")
+        }
     }
 }
 
 /// Return the span of numbers of two bytes.
 fn of_halves(data: &[u8], valid: Option<&[bool]>, number: fn(u16) -> f32) -> Bounds {
-    let numbers: Vec<u8> = data.as_chunks::<2>().0.iter().flat_map(|bits| number(u16::from_le_bytes(*bits)).to_le_bytes()).collect();
+    let numbers: Vec<u8> =
+        data.as_chunks::<2>().0.iter().flat_map(|bits| number(u16::from_le_bytes(*bits)).to_le_bytes()).collect();
     Bounds::of_fixed(&numbers, Dtype::Float32, valid)
 }
 
@@ -345,7 +374,10 @@ mod tests {
     #[test]
     fn long_texts_are_cut_below_and_raised_above() {
         let long = "abcdefghijklmnopqrstuvwxyz".as_bytes();
-        assert_eq!(Span::of_text(long), Span::Text(Bytes::from_static(b"abcdefghijklmnop"), Some(Bytes::from_static(b"abcdefghijklmnoq"))));
+        assert_eq!(
+            Span::of_text(long),
+            Span::Text(Bytes::from_static(b"abcdefghijklmnop"), Some(Bytes::from_static(b"abcdefghijklmnoq")))
+        );
         assert_eq!(Span::of_text(&[255; 20]), Span::Text(Bytes::from_static(&[255; 16]), None));
         assert!(Span::of_text(long).meets(&Span::of_text(b"abcdefghijklmnopz")));
         assert!(!Span::of_text(long).meets(&Span::of_text(b"b")));

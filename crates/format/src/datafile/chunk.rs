@@ -92,7 +92,9 @@ impl Chunk {
     pub fn is_divisible(&self, row: u64) -> bool {
         match self.layout {
             Layout::Tiled => true,
-            Layout::Fixed | Layout::Single => self.rows_per_block == 1 && self.decoded_bytes().get(row as usize) > UNIT_BYTES,
+            Layout::Fixed | Layout::Single => {
+                self.rows_per_block == 1 && self.decoded_bytes().get(row as usize) > UNIT_BYTES
+            }
             Layout::Packed => false,
         }
     }
@@ -128,7 +130,9 @@ impl Chunk {
     pub fn rows_of(&self, block: usize) -> u64 {
         match &self.first_row {
             None => (self.samples - block as u64 * self.rows_per_block).min(self.rows_per_block),
-            Some(first) => (if block + 1 < self.blocks() { first.get(block + 1) } else { self.samples }) - first.get(block),
+            Some(first) => {
+                (if block + 1 < self.blocks() { first.get(block + 1) } else { self.samples }) - first.get(block)
+            }
         }
     }
 

@@ -51,7 +51,9 @@ impl Packed {
     pub fn parse(block: &[u8], rows: usize, dtype: Dtype, shape: &Shape) -> Result<Packed> {
         let [width, flags, 0, 0, ..] = *block else { return Err(malformed("a packed block has no valid head")) };
         if !matches!(width, 1 | 2 | 4 | 8) || flags > 1 {
-            return Err(malformed(format!("a packed block has an invalid end width of {width} bytes or invalid flags {flags:#x}")));
+            return Err(malformed(format!(
+                "a packed block has an invalid end width of {width} bytes or invalid flags {flags:#x}"
+            )));
         }
         let free_count = shape.free_count();
         let stored = if flags & 1 == 1 { free_count } else { free_count - 1 };
@@ -81,7 +83,10 @@ impl Packed {
         let packed = Packed { width, ends, values, free };
         let last = if rows == 0 { 0 } else { unpack(&block[ends..], width, rows - 1) };
         if last != (block.len() - values) as u64 {
-            return Err(malformed(format!("the values in a packed block end at {last}, expected {}", block.len() - values)));
+            return Err(malformed(format!(
+                "the values in a packed block end at {last}, expected {}",
+                block.len() - values
+            )));
         }
         Ok(packed)
     }
@@ -99,7 +104,15 @@ impl Packed {
     }
 
     /// Append a row's free dimensions to `out`. The row's value has `bytes` bytes.
-    pub fn free(&self, block: &[u8], row: usize, bytes: usize, cell: u64, out: &mut Vec<u64>, free_count: usize) -> Result<()> {
+    pub fn free(
+        &self,
+        block: &[u8],
+        row: usize,
+        bytes: usize,
+        cell: u64,
+        out: &mut Vec<u64>,
+        free_count: usize,
+    ) -> Result<()> {
         let mut product = cell;
         for (width, offset) in &self.free {
             let size = unpack(&block[*offset..], *width, row);
@@ -112,7 +125,9 @@ impl Packed {
             out.push(last);
         }
         if product != bytes as u64 {
-            return Err(malformed(format!("row {row} of a packed block has {bytes} bytes, but its shape requires {product}")));
+            return Err(malformed(format!(
+                "row {row} of a packed block has {bytes} bytes, but its shape requires {product}"
+            )));
         }
         Ok(())
     }

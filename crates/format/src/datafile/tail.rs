@@ -25,8 +25,11 @@ impl Tail {
             return Err(malformed(format!("a data file claims to have {samples} samples, expected at most 2^40")));
         }
         if cursor.varint()? != 0 {
-            return Err(Error::new("unknown-feature", "a data file refers to foreign objects, which this release cannot read")
-                .hint("upgrade Penstock"));
+            return Err(Error::new(
+                "unknown-feature",
+                "a data file refers to foreign objects, which this release cannot read",
+            )
+            .hint("upgrade Penstock"));
         }
         let chunks = cursor.list(8, |cursor| Chunk::parse(cursor, samples, data_end))?;
         cursor.end()?;
@@ -61,8 +64,11 @@ impl Chunk {
         let first_row = if rows_per_block == 0 { Some(IntArray::parse(cursor, blocks)?) } else { None };
         let ordinals = IntArray::parse(cursor, blocks)?;
         if ordinals.iter().any(|ordinal| ordinal != 0) {
-            return Err(Error::new("unknown-feature", format!("column {column} uses foreign objects, which this release cannot read"))
-                .hint("upgrade Penstock"));
+            return Err(Error::new(
+                "unknown-feature",
+                format!("column {column} uses foreign objects, which this release cannot read"),
+            )
+            .hint("upgrade Penstock"));
         }
         let offset = IntArray::parse(cursor, blocks)?;
         let stored_bytes = IntArray::parse(cursor, blocks)?;
@@ -115,8 +121,14 @@ impl Chunk {
         let blocks = self.blocks() as u64;
         match &self.first_row {
             None => {
-                if self.layout != Layout::Tiled && self.rows_per_block != 0 && blocks != self.samples.div_ceil(self.rows_per_block) {
-                    return invalid(format!("it has {blocks} blocks of {} rows, but {} samples", self.rows_per_block, self.samples));
+                if self.layout != Layout::Tiled
+                    && self.rows_per_block != 0
+                    && blocks != self.samples.div_ceil(self.rows_per_block)
+                {
+                    return invalid(format!(
+                        "it has {blocks} blocks of {} rows, but {} samples",
+                        self.rows_per_block, self.samples
+                    ));
                 }
             }
             Some(first) => {
@@ -143,23 +155,32 @@ impl Chunk {
             && self.layout == Layout::Fixed
             && self.offset.rises_evenly()
             && matches!(self.stored_bytes, IntArray::Linear { step: 0, .. });
-        let checked: Vec<usize> = if even && blocks > 2 { vec![0, self.blocks() - 1] } else { (0..self.blocks()).collect() };
+        let checked: Vec<usize> =
+            if even && blocks > 2 { vec![0, self.blocks() - 1] } else { (0..self.blocks()).collect() };
         for block in checked {
             let (offset, stored) = (self.offset.get(block), self.stored_bytes.get(block));
             if offset < HEADER_BYTES || offset.checked_add(stored).is_none_or(|end| end > data_end) {
-                return invalid(format!("block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"));
+                return invalid(format!(
+                    "block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"
+                ));
             }
             let raw = self.decoded_bytes().get(block);
             if !self.codec.can_hold(stored, raw) {
                 return invalid(format!("block {block} of {stored} bytes claims to hold {raw} bytes"));
             }
             if self.layout == Layout::Fixed && self.rows_of(block).checked_mul(cell) != Some(raw) {
-                return invalid(format!("block {block} has {raw} bytes, expected {} samples of {cell} bytes", self.rows_of(block)));
+                return invalid(format!(
+                    "block {block} has {raw} bytes, expected {} samples of {cell} bytes",
+                    self.rows_of(block)
+                ));
             }
             if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
-                    return invalid(format!("sample {block} has {raw} bytes, but its shape requires {}", counted(wanted)));
+                    return invalid(format!(
+                        "sample {block} has {raw} bytes, but its shape requires {}",
+                        counted(wanted)
+                    ));
                 }
             }
         }
@@ -174,7 +195,11 @@ impl Chunk {
             return invalid(format!("tiles of {:?} do not fit the shape {}", self.tile, self.shape));
         }
         if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
-            return invalid(format!("it has {} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
+            return invalid(format!(
+                "it has {} blocks, but its samples have {} tiles",
+                self.blocks(),
+                first.get(self.samples as usize)
+            ));
         }
         for row in 0..self.samples {
             let (begin, end) = (first.get(row as usize), first.get(row as usize + 1));
@@ -182,7 +207,10 @@ impl Chunk {
             let grid = Grid::new(&shape, &self.tile);
             let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
             if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
-                return invalid(format!("sample {row} has tiles {begin}..{end}, but its shape requires {} tiles", counted(wanted)));
+                return invalid(format!(
+                    "sample {row} has tiles {begin}..{end}, but its shape requires {} tiles",
+                    counted(wanted)
+                ));
             }
             // If all tiles have the same size, it suffices to check one.
             let alike = matches!(self.decoded_bytes(), IntArray::Linear { step: 0, .. })
@@ -206,7 +234,8 @@ impl Chunk {
 /// Read the dtype, layout and codec of a column.
 fn read_storage(cursor: &mut Cursor, column: u64) -> Result<(Dtype, Layout, Codec)> {
     let unknown = |code, what: String| {
-        Err(Error::new(code, format!("column {column} has {what}, which this release does not support")).hint("upgrade Penstock"))
+        Err(Error::new(code, format!("column {column} has {what}, which this release does not support"))
+            .hint("upgrade Penstock"))
     };
     let dtype = cursor.u8()?;
     let Some(dtype) = Dtype::from_code(dtype) else { return unknown("unknown-codec", format!("dtype {dtype}")) };
@@ -233,7 +262,10 @@ fn count_units(stored_bytes: &IntArray) -> Result<(Option<Vec<u32>>, usize)> {
     let mut first = Vec::with_capacity(stored_bytes.len());
     let mut total = 0u64;
     for bytes in stored_bytes.iter() {
-        first.push(u32::try_from(total).map_err(|_| malformed("a column has more checksum units than a data file can hold"))?);
+        first.push(
+            u32::try_from(total)
+                .map_err(|_| malformed("a column has more checksum units than a data file can hold"))?,
+        );
         total = total.saturating_add(units(bytes));
     }
     // Reading the crc array checks this count against the remaining bytes.

@@ -30,13 +30,17 @@ impl Schema {
         let Some(at) = classes.names.iter().position(|known| known == old) else {
             let known: Vec<&str> = classes.names.iter().take(20).map(String::as_str).collect();
             let text = format!("cannot rename class `{old}` of column `{name}`: the column has no such class");
-            return Err(Error::new("class-not-found", text).column(name).hint(format!("classes: {}", known.join(", "))));
+            return Err(Error::new("class-not-found", text)
+                .column(name)
+                .hint(format!("classes: {}", known.join(", "))));
         };
         let mut schema = self.next();
         if let Some(classes) = schema.columns[place].kind.classes_mut() {
             classes.names[at] = new.to_owned();
         }
-        schema.check().map_err(|error| error.context(format!("cannot rename class `{old}` of column `{name}`")).column(name))?;
+        schema
+            .check()
+            .map_err(|error| error.context(format!("cannot rename class `{old}` of column `{name}`")).column(name))?;
         Ok(schema)
     }
 
@@ -57,7 +61,10 @@ impl Schema {
         let column = self.found(name, verb)?;
         let place = self.columns.iter().position(|known| known.id == column.id).unwrap_or_default();
         column.kind.classes().map(|classes| (place, classes)).ok_or_else(|| {
-            let text = format!("cannot {verb} column `{name}`: it is a column of type {}, expected label or labels", column.kind.name());
+            let text = format!(
+                "cannot {verb} column `{name}`: it is a column of type {}, expected label or labels",
+                column.kind.name()
+            );
             let hint = match column.kind.is_category() {
                 true => "a category needs no list of words: append the new ones",
                 false => "only ps.Label and ps.Labels have classes",
@@ -95,7 +102,8 @@ impl ColumnSpec {
         if let Some(classes) = self.kind.classes_mut() {
             *classes = merged;
         }
-        let was = [Some(ours), Some(theirs), base].into_iter().flatten().map(|spec| &spec.was).find(|was| !was.is_empty());
+        let was =
+            [Some(ours), Some(theirs), base].into_iter().flatten().map(|spec| &spec.was).find(|was| !was.is_empty());
         self.was = was.cloned().unwrap_or_default();
         Ok(())
     }
@@ -108,9 +116,15 @@ mod tests {
 
     fn schema() -> Result<Schema> {
         let names = vec!["cat".to_owned(), "dog".to_owned()];
-        let (label, labels) =
-            (ColumnKind::Label(Classes::new(names.clone())), ColumnKind::Labels { classes: Classes::new(names), of: None });
-        Schema::create(vec![ColumnSpec::new("label", label), ColumnSpec::new("labels", labels), ColumnSpec::new("text", ColumnKind::Text)])
+        let (label, labels) = (
+            ColumnKind::Label(Classes::new(names.clone())),
+            ColumnKind::Labels { classes: Classes::new(names), of: None },
+        );
+        Schema::create(vec![
+            ColumnSpec::new("label", label),
+            ColumnSpec::new("labels", labels),
+            ColumnSpec::new("text", ColumnKind::Text),
+        ])
     }
 
     fn with(schema: &Schema, names: &[&str]) -> Result<Schema> {
@@ -143,7 +157,10 @@ mod tests {
         for place in 0..4 {
             assert_eq!(classes.code_of(place).and_then(|code| places.of(code)), Some(place));
         }
-        assert_eq!((places.of(2), places.of(3), classes.code_of(4), one.columns[0].was.join(" ")), (None, None, None, "uint8".into()));
+        assert_eq!(
+            (places.of(2), places.of(3), classes.code_of(4), one.columns[0].was.join(" ")),
+            (None, None, None, "uint8".into())
+        );
         Ok(())
     }
 
@@ -162,7 +179,10 @@ mod tests {
         // A reset may bring back a schema without classes that samples of the other side have.
         assert_eq!(names(&Schema::merged(&theirs, &base, &theirs)?), "cat dog fox owl");
         let taken = base.with_class_renamed("label", "cat", "fox")?;
-        assert!(Schema::merged(&base, &taken, &theirs).is_err_and(|error| error.code() == "conflict"), "two classes are called fox");
+        assert!(
+            Schema::merged(&base, &taken, &theirs).is_err_and(|error| error.code() == "conflict"),
+            "two classes are called fox"
+        );
         Ok(())
     }
 
@@ -189,13 +209,22 @@ mod tests {
             assert!(refused.is_err_and(|error| codes.contains(&error.code())));
         }
         assert!(base.with_classes("text", &["fox".into()]).is_err_and(|error| error.code() == "invalid-schema"));
-        for codes in [vec![0, 1], vec![0, 1, 2, 3], vec![0, 0, 1 << 47], vec![1, 0, 1 << 47], vec![0, 1, 1 << 48], vec![0, 1, u64::MAX]] {
+        for codes in [
+            vec![0, 1],
+            vec![0, 1, 2, 3],
+            vec![0, 0, 1 << 47],
+            vec![1, 0, 1 << 47],
+            vec![0, 1, 1 << 48],
+            vec![0, 1, u64::MAX],
+        ] {
             let mut bad = fox.clone();
-            bad.columns[0].kind = ColumnKind::Label(Classes { codes, names: vec!["cat".into(), "dog".into(), "fox".into()] });
+            bad.columns[0].kind =
+                ColumnKind::Label(Classes { codes, names: vec!["cat".into(), "dog".into(), "fox".into()] });
             assert!(Schema::parse(&bad.to_json()?).is_err());
         }
         let mut plain = fox.clone();
-        plain.columns[0].kind = ColumnKind::Label(Classes { codes: vec![0, 1], names: vec!["cat".into(), "dog".into()] });
+        plain.columns[0].kind =
+            ColumnKind::Label(Classes { codes: vec![0, 1], names: vec!["cat".into(), "dog".into()] });
         assert!(Schema::parse(&plain.to_json()?).is_err(), "codes that are places are left out");
         Ok(())
     }

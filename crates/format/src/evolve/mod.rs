@@ -110,7 +110,8 @@ impl Schema {
 
     pub(crate) fn found(&self, name: &str, verb: &str) -> Result<&ColumnSpec> {
         self.column(name).map(|(_, column)| column).ok_or_else(|| {
-            Error::new("column-not-found", format!("cannot {verb} column `{name}`: the dataset has no such column")).hint(self.names())
+            Error::new("column-not-found", format!("cannot {verb} column `{name}`: the dataset has no such column"))
+                .hint(self.names())
         })
     }
 
@@ -126,11 +127,14 @@ impl Schema {
         // A column that one side dropped is dropped.
         merged.columns.retain(|column| other.contains_key(&column.id) || !before.contains_key(&column.id));
         for column in &mut merged.columns {
-            let (Some(their), base) = (other.get(&column.id).copied(), before.get(&column.id).copied()) else { continue };
+            let (Some(their), base) = (other.get(&column.id).copied(), before.get(&column.id).copied()) else {
+                continue;
+            };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
             // Dtypes and classes are merged below.
             let plain = |spec: &ColumnSpec| {
-                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind).without_classes();
+                let kind =
+                    spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind).without_classes();
                 (spec.name.clone(), kind, spec.codec, spec.fill.clone())
             };
             let own = column.clone();
@@ -147,9 +151,13 @@ impl Schema {
                 }
             }
         }
-        merged
-            .columns
-            .extend(theirs.columns.iter().filter(|column| !before.contains_key(&column.id) && !known.contains_key(&column.id)).cloned());
+        merged.columns.extend(
+            theirs
+                .columns
+                .iter()
+                .filter(|column| !before.contains_key(&column.id) && !known.contains_key(&column.id))
+                .cloned(),
+        );
         if let Some(name) = merged.follow_names(&[ours, theirs]) {
             return Err(both_changed(&name, "the image column that it belongs to was dropped"));
         }
@@ -212,7 +220,8 @@ fn unlike(one: &ColumnSpec, other: &ColumnSpec) -> Error {
         Some(common) => format!("widen it to {} on both sides, then merge again", common.name()),
         None => "no dtype has the values of both; rename or drop the column on one side, then merge again".to_owned(),
     };
-    let text = format!("found conflicts: column `{}` is {first} in one snapshot, and {second} in another one", one.name);
+    let text =
+        format!("found conflicts: column `{}` is {first} in one snapshot, and {second} in another one", one.name);
     Error::new("conflict", text).column(&one.name).hint(hint)
 }
 
@@ -235,7 +244,10 @@ impl ColumnSpec {
             }
             return true;
         }
-        let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
+        let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned))
+        else {
+            return true;
+        };
         if widens(&one, &two) {
             *self = self.with_dtype(&two).unwrap_or_else(|| self.clone());
         } else if one != two && !widens(&two, &one) {
@@ -271,9 +283,14 @@ mod tests {
 
     #[test]
     fn columns_are_added_dropped_and_renamed() -> Result<()> {
-        let schema =
-            base()?.with_column(ColumnSpec::new("year", ColumnKind::Text), 7)?.renamed("image", "photo")?.without_column("text")?;
-        assert_eq!((names(&schema), schema.columns[1].kind.of(), schema.schema_id), (vec!["photo", "boxes", "year"], Some("photo"), 3));
+        let schema = base()?
+            .with_column(ColumnSpec::new("year", ColumnKind::Text), 7)?
+            .renamed("image", "photo")?
+            .without_column("text")?;
+        assert_eq!(
+            (names(&schema), schema.columns[1].kind.of(), schema.schema_id),
+            (vec!["photo", "boxes", "year"], Some("photo"), 3)
+        );
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
         for refused in [
             schema.with_column(ColumnSpec::new("photo", ColumnKind::Text), 8),
@@ -290,8 +307,12 @@ mod tests {
 
     #[test]
     fn labels_belong_to_boxes_and_follow_their_name() -> Result<()> {
-        let labels =
-            |of: &str| ColumnSpec::new("labels", ColumnKind::Labels { classes: Classes::new(vec!["cat".into()]), of: Some(of.into()) });
+        let labels = |of: &str| {
+            ColumnSpec::new(
+                "labels",
+                ColumnKind::Labels { classes: Classes::new(vec!["cat".into()]), of: Some(of.into()) },
+            )
+        };
         let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
         assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
@@ -300,7 +321,11 @@ mod tests {
             (Schema::parse(&more.to_json()?)?, more.column("labels").and_then(|(_, column)| column.kind.of())),
             (more.clone(), Some("places"))
         );
-        for refused in [schema.without_column("places"), base()?.with_column(labels("image"), 7), base()?.with_column(labels("none"), 7)] {
+        for refused in [
+            schema.without_column("places"),
+            base()?.with_column(labels("image"), 7),
+            base()?.with_column(labels("none"), 7),
+        ] {
             assert!(refused.is_err_and(|error| error.code() == "invalid-schema"));
         }
         Ok(())
@@ -323,9 +348,17 @@ mod tests {
         let masks = base.with_column(ColumnSpec::new("masks", ColumnKind::Mask { of: Some("image".into()) }), 3)?;
         for (one, other) in [
             (base.renamed("text", "x")?, base.renamed("text", "y")?),
-            (base.with_column(ColumnSpec::new("a", ColumnKind::Text), 1)?, base.with_column(ColumnSpec::new("a", ColumnKind::Text), 2)?),
+            (
+                base.with_column(ColumnSpec::new("a", ColumnKind::Text), 1)?,
+                base.with_column(ColumnSpec::new("a", ColumnKind::Text), 2)?,
+            ),
             (base.renamed("text", "a")?, base.with_column(ColumnSpec::new("a", ColumnKind::Text), 2)?),
-            (base.without_column("boxes")?.without_column("image")?.with_column(ColumnSpec::new("image", image), 4)?, masks),
+            (
+                base.without_column("boxes")?
+                    .without_column("image")?
+                    .with_column(ColumnSpec::new("image", image), 4)?,
+                masks,
+            ),
         ] {
             assert_eq!(Schema::merged(&base, &one, &other).err().map(|error| error.code()), Some("conflict"));
         }
@@ -336,16 +369,21 @@ mod tests {
     fn numbers_become_wider_and_both_sides_may_widen() -> Result<()> {
         let number = ColumnKind::Scalar { dtype: "int16".into() };
         let base = base()?.with_column(ColumnSpec::new("n", number), 1)?;
-        let dtypes = |schema: &Schema| schema.column("n").map(|(_, n)| (n.kind.dtype().unwrap_or_default().to_owned(), n.was.join(" ")));
+        let dtypes = |schema: &Schema| {
+            schema.column("n").map(|(_, n)| (n.kind.dtype().unwrap_or_default().to_owned(), n.was.join(" ")))
+        };
         let found = |dtype: &str, was: &str| Some((dtype.to_owned(), was.to_owned()));
-        let (int32, int64, float64) = (base.widened("n", "int32")?, base.widened("n", "int64")?, base.widened("n", "float64")?);
+        let (int32, int64, float64) =
+            (base.widened("n", "int32")?, base.widened("n", "int64")?, base.widened("n", "float64")?);
         assert_eq!(dtypes(&int32.widened("n", "int64")?), found("int64", "int16 int32"));
         assert_eq!(Schema::parse(&int32.to_json()?)?, int32);
         for (ours, theirs) in [(&int32, &int64), (&int64, &int32)] {
             assert_eq!(dtypes(&Schema::merged(&base, ours, theirs)?), found("int64", "int16 int32"));
         }
         assert_eq!(dtypes(&Schema::merged(&base, &base, &int32)?), found("int32", "int16"));
-        for (dtype, column) in [("int8", "n"), ("uint32", "n"), ("float16", "n"), ("text", "n"), ("int16", "n"), ("int32", "text")] {
+        for (dtype, column) in
+            [("int8", "n"), ("uint32", "n"), ("float16", "n"), ("text", "n"), ("int16", "n"), ("int32", "text")]
+        {
             assert!(base.widened(column, dtype).is_err_and(|error| error.code() == "invalid-schema"), "{dtype}");
         }
         // int64 and float64 have no common wider dtype.

@@ -59,7 +59,10 @@ impl Attachment {
         }
         let is_object = matches!(serde_json::from_str(parameters), Ok(serde_json::Value::Object(_)));
         if !is_object || parameters.len() > PARAMETERS_BYTES {
-            let text = format!("has parameters of {} bytes, expected a JSON object of at most {PARAMETERS_BYTES} bytes", parameters.len());
+            let text = format!(
+                "has parameters of {} bytes, expected a JSON object of at most {PARAMETERS_BYTES} bytes",
+                parameters.len()
+            );
             return invalid(format!("of kind `{kind}` {text}"));
         }
         Ok(())

@@ -263,7 +263,10 @@ pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     let mut close_page = |group: Range<usize>| {
         if !group.is_empty() {
             let group = &fragments[group];
-            pages.push((seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer))), group));
+            pages.push((
+                seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer))),
+                group,
+            ));
         }
     };
     for (index, fragment) in fragments.iter().enumerate() {

@@ -102,14 +102,23 @@ impl PageStatistics {
         let parse_fragment = |cursor: &mut Cursor| Ok((cursor.varint()?, Statistics::parse(cursor)?));
         let parse_column = |cursor: &mut Cursor| Ok((cursor.varint()?, cursor.list(4, parse_fragment)?));
         let parsed = unseal(Magic::Statistics, bytes, |cursor| {
-            Ok(PageStatistics { page: cursor.id()?, fragments: cursor.varint()?, columns: cursor.list(2, parse_column)? })
+            Ok(PageStatistics {
+                page: cursor.id()?,
+                fragments: cursor.varint()?,
+                columns: cursor.list(2, parse_column)?,
+            })
         })?;
         let are_in_order = |known: &[(u64, Statistics)]| {
-            known.is_sorted_by(|one, other| one.0 < other.0) && known.iter().all(|(fragment, _)| *fragment < parsed.fragments)
+            known.is_sorted_by(|one, other| one.0 < other.0)
+                && known.iter().all(|(fragment, _)| *fragment < parsed.fragments)
         };
-        match parsed.columns.is_sorted_by(|one, other| one.0 < other.0) && parsed.columns.iter().all(|(_, known)| are_in_order(known)) {
+        match parsed.columns.is_sorted_by(|one, other| one.0 < other.0)
+            && parsed.columns.iter().all(|(_, known)| are_in_order(known))
+        {
             true => Ok(parsed),
-            false => Err(malformed("statistics are not in the order of columns and fragments, or have others than the page")),
+            false => {
+                Err(malformed("statistics are not in the order of columns and fragments, or have others than the page"))
+            }
         }
     }
 }

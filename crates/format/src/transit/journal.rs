@@ -136,7 +136,9 @@ fn write_ragged<'a>(writer: &mut Writer, ragged: &'a Ragged, values: &mut Vec<&'
 }
 
 fn write_validity(writer: &mut Writer, validity: Option<&[bool]>) {
-    writer.option(validity, |writer, validity| writer.bytes(&validity.iter().map(|valid| u8::from(*valid)).collect::<Vec<u8>>()));
+    writer.option(validity, |writer, validity| {
+        writer.bytes(&validity.iter().map(|valid| u8::from(*valid)).collect::<Vec<u8>>())
+    });
 }
 
 impl Frame {
@@ -153,7 +155,8 @@ impl Frame {
             other => return Err(malformed(format!("a journal has a call of the unknown kind {other}"))),
         };
         let (decode, row_ids) = (cursor.flag()?, cursor.list(8, Cursor::u64)?);
-        let reads = cursor.list(2, |cursor| Ok((cursor.varints()?, cursor.option(|cursor| cursor.list(8, Cursor::u64))?)))?;
+        let reads =
+            cursor.list(2, |cursor| Ok((cursor.varints()?, cursor.option(|cursor| cursor.list(8, Cursor::u64))?)))?;
         let columns = cursor.list(4, |cursor| {
             let name = cursor.string()?;
             let column = match cursor.u8()? {
@@ -218,7 +221,8 @@ mod tests {
         let reads = vec![(vec![1, 2], Some(vec![9, 1 << 63])), (vec![], None)];
         let keyed = [Verb::Upsert { key: "k".into() }, Verb::UpdateOn { key: "é".into() }];
         for verb in [Verb::Append, Verb::Update, Verb::Delete, Verb::Commit].into_iter().chain(keyed) {
-            let (head, values) = encode(&verb, true, &[5, 6], &[("a", &fixed, Some(&words)), ("b", &ragged, None)], &reads).unwrap();
+            let (head, values) =
+                encode(&verb, true, &[5, 6], &[("a", &fixed, Some(&words)), ("b", &ragged, None)], &reads).unwrap();
             let body = [&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>().concat();
             for length in 0..body.len() {
                 assert!(Frame::parse(Bytes::copy_from_slice(&body[..length])).is_err(), "{length}");
@@ -226,7 +230,10 @@ mod tests {
             let frame = Frame::parse(body.into())?;
             assert_eq!((frame.verb, frame.decode, &frame.row_ids[..], &frame.reads), (verb, true, &[5, 6][..], &reads));
             let found: Vec<String> = frame.columns.iter().map(|column| format!("{column:?}")).collect();
-            assert_eq!(found, [format!("{:?}", ("a", &fixed, Some(&words))), format!("{:?}", ("b", &ragged, None::<Ragged>))]);
+            assert_eq!(
+                found,
+                [format!("{:?}", ("a", &fixed, Some(&words))), format!("{:?}", ("b", &ragged, None::<Ragged>))]
+            );
         }
         Ok(())
     }

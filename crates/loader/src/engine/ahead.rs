@@ -50,7 +50,9 @@ impl Plans {
     /// Start plans for every `stride`-th step of `begin..end`.
     pub fn start(recipe: &Arc<Recipe>, begin: u64, end: u64, stride: u64) -> Result<Plans> {
         let first_number = first_number(recipe);
-        let start = |(cached, future): (&Cached, SourceFuture)| Plan::start(cached.clone(), Arc::new(future), first_number + end);
+        let start = |(cached, future): (&Cached, SourceFuture)| {
+            Plan::start(cached.clone(), Arc::new(future), first_number + end)
+        };
         Ok(Plans { plans: futures(recipe, begin, stride).map(start).collect::<Result<_>>()?, first_number })
     }
 
@@ -101,14 +103,19 @@ pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<EpochReads>> 
 }
 
 /// Call `visit` for some thousand samples of a source at a time: the first of them, their reader, and the columns that are stored in data files.
-pub fn each_part(recipe: &Recipe, source: usize, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
+pub fn each_part(
+    recipe: &Recipe,
+    source: usize,
+    mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>,
+) -> Result<()> {
     let source = &recipe.sources[source];
     let columns: Vec<&ColumnSpec> = source.columns.iter().filter(|spec| source.files_of(spec).is_none()).collect();
     for first in (0..source.len()).step_by(LOOKED_UP as usize) {
         if penstock_storage::process::interrupted() {
             return Err(Error::new("interrupted", "the loader was closed"));
         }
-        let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
+        let positions =
+            (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
         visit(first, &mut Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
     }
     Ok(())
@@ -120,7 +127,8 @@ impl Future for SourceFuture {
     }
 
     fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
-        let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
+        let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) =
+            (Vec::new(), HashMap::new(), Vec::new());
         each_part(&self.recipe, self.source, |first, reader, columns| {
             let in_parts = |column: &ColumnSpec| self.recipe.is_in_parts(self.source, column);
             reader.each_need(columns, in_parts, |place, file, file_bytes, begin, end| {

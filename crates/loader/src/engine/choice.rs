@@ -75,7 +75,18 @@ impl Choice {
         let used = Used { next_use: vec![NEVER; sizes.len()], ..Used::default() };
         let (upcoming, is_early) = (vec![NEVER; sizes.len()], vec![false; sizes.len()]);
         let (current, later) = (Uses::new(0, 0, std::iter::empty()), Uses::new(0, 0, std::iter::empty()));
-        Choice { sizes, room_bytes, used, current, later, next_uses: Vec::new(), at: 0, upcoming, is_early, early_bytes: Vec::new() }
+        Choice {
+            sizes,
+            room_bytes,
+            used,
+            current,
+            later,
+            next_uses: Vec::new(),
+            at: 0,
+            upcoming,
+            is_early,
+            early_bytes: Vec::new(),
+        }
     }
 
     /// Return the memory that is needed to choose among so many blocks with so many uses in an epoch.
@@ -99,7 +110,8 @@ impl Choice {
         }
         self.later = uses(self.current.steps().end);
         // Of the next epoch, the blocks that are used first are worth keeping, as many as fit.
-        let mut first: Vec<(u64, usize)> = self.later.first_use.iter().copied().zip(0..).filter(|(step, _)| *step != NEVER).collect();
+        let mut first: Vec<(u64, usize)> =
+            self.later.first_use.iter().copied().zip(0..).filter(|(step, _)| *step != NEVER).collect();
         first.sort_unstable();
         let mut room_bytes = self.room_bytes;
         let fits = first.iter().take_while(|(_, block)| {
@@ -218,7 +230,9 @@ mod tests {
     /// Return the fewest bytes that must be fetched if blocks of one size may also be used without being kept.
     fn fewest(epochs: &[Vec<Vec<u32>>], room: usize) -> u64 {
         let steps: Vec<&Vec<u32>> = epochs.iter().flatten().collect();
-        let next = |block: u32, after: usize| (after + 1..steps.len()).find(|step| steps[*step].contains(&block)).unwrap_or(usize::MAX);
+        let next = |block: u32, after: usize| {
+            (after + 1..steps.len()).find(|step| steps[*step].contains(&block)).unwrap_or(usize::MAX)
+        };
         let (mut kept, mut fetched): (Vec<u32>, u64) = (Vec::new(), 0);
         for (at, wanted) in steps.iter().enumerate() {
             fetched += wanted.iter().filter(|block| !kept.contains(block)).count() as u64;
@@ -260,7 +274,8 @@ mod tests {
                 assert!(*requests < bytes / 10, "neighbours come together");
             }
             assert!(fetched[0].0 < 300, "{} requests", fetched[0].0);
-            let (all, least) = (fetched[..3].iter().map(|(_, bytes)| bytes / 10).sum::<u64>(), fewest(&epochs, room as usize));
+            let (all, least) =
+                (fetched[..3].iter().map(|(_, bytes)| bytes / 10).sum::<u64>(), fewest(&epochs, room as usize));
             assert!(all as f64 <= least as f64 * 1.15, "{all} of at least {least}");
         }
     }

@@ -20,7 +20,11 @@ const MOST_DRAWS: u64 = 1 << 17;
 /// Return the requests and bytes of an epoch by source, if the block cache is empty at first. The second result is what the loader
 /// keeps, or None. `workers` processes share the budget. Cost: reads the tails of the data files that the planned steps need.
 #[allow(clippy::type_complexity)]
-pub fn foreseen_requests(recipe: &Arc<Recipe>, memory_bytes: u64, workers: u64) -> Result<(Vec<(f64, f64)>, Option<KeptBytes>)> {
+pub fn foreseen_requests(
+    recipe: &Arc<Recipe>,
+    memory_bytes: u64,
+    workers: u64,
+) -> Result<(Vec<(f64, f64)>, Option<KeptBytes>)> {
     if recipe.sources.iter().all(|source| source.snapshot.is_mapped()) {
         return Ok((vec![(0.0, 0.0); recipe.sources.len()], None));
     }
@@ -55,8 +59,9 @@ fn foreseen_of_others(recipe: &Recipe, kept: Option<&Kept>) -> Result<Vec<(f64, 
         recipe.foresee(step, kept, &mut foresight, &mut runs, &mut all)?;
     }
     // At first, the block cache fills. Later steps are like those of the second half.
-    let later =
-        |(all, half): (u64, u64)| all as f64 + (all - half) as f64 * (steps - planned) as f64 / (planned - planned / 2).max(1) as f64;
+    let later = |(all, half): (u64, u64)| {
+        all as f64 + (all - half) as f64 * (steps - planned) as f64 / (planned - planned / 2).max(1) as f64
+    };
     let half = half.into_iter().chain(std::iter::repeat((0, 0)));
     Ok(all.into_iter().zip(half).map(|(all, half)| (later((all.0, half.0)), later((all.1, half.1)))).collect())
 }
@@ -75,10 +80,15 @@ impl Recipe {
         let mut reads = Reads::new(&self.sources, &samples.places)?;
         for (number, window) in self.windows.iter().enumerate() {
             let Some(window) = window else { continue };
-            let missing: Vec<u64> = window.numbers(reads.positions(number)).into_iter().filter(|run| runs[number].insert(*run)).collect();
+            let missing: Vec<u64> =
+                window.numbers(reads.positions(number)).into_iter().filter(|run| runs[number].insert(*run)).collect();
             reads.set_lent(number);
             let source = &self.sources[number];
-            let positions = missing.iter().flat_map(|run| window.range(source, *run)).map(|position| source.absolute(position)).collect();
+            let positions = missing
+                .iter()
+                .flat_map(|run| window.range(source, *run))
+                .map(|position| source.absolute(position))
+                .collect();
             let mut reader = Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?;
             reader.foresee_blocks(&source.specs(), Purpose::Scan { keep: false }, foresight)?;
             note(foresight, &mut noted[number]);

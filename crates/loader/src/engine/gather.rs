@@ -46,16 +46,21 @@ impl Recipe {
     }
 
     fn gather(&self, started: &mut Started) -> Result<Gathered> {
-        if let Some(error) = started.failed.take().filter(|_| self.pipeline.outputs.iter().any(|output| output.in_parts)) {
+        if let Some(error) =
+            started.failed.take().filter(|_| self.pipeline.outputs.iter().any(|output| output.in_parts))
+        {
             return Err(error);
         }
-        let (mut parts, reads, count) = (std::mem::take(&mut started.parts), &started.reads, started.samples.places.len());
+        let (mut parts, reads, count) =
+            (std::mem::take(&mut started.parts), &started.reads, started.samples.places.len());
         let (mut bytes, mut loose_bytes, mut scratch_bytes) = (0, 0, 0);
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());
         for at in &self.pipeline.plain {
             let values = self.values(reads, self.pipeline.outputs[*at].column)?;
             bytes += match &values {
-                ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => capacity(array.memory.bytes()) as u64,
+                ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => {
+                    capacity(array.memory.bytes()) as u64
+                }
                 ColumnValues::Raw(raw) => raw.own_bytes,
                 ColumnValues::List(_) => 0,
             };

@@ -101,12 +101,18 @@ impl Job {
                 Stored::Parts(parts) => parts.input(at, output, column),
                 Stored::Fixed { memory, cell, nulls } => {
                     let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
-                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]), window: None, column }
+                    Input {
+                        bytes: there.then(|| memory.bytes_of(at * cell, *cell)),
+                        shape: shape.fill(&[]),
+                        window: None,
+                        column,
+                    }
                 }
             });
         }
         let cells = pipeline.sample(group, &inputs, samples.epoch, samples.draws[at], pool);
-        let cells = cells.map_err(|error| recipe.locate(&self.started, at, &pipeline.outputs[group.outputs[0]], error))?;
+        let cells =
+            cells.map_err(|error| recipe.locate(&self.started, at, &pipeline.outputs[group.outputs[0]], error))?;
         for ((cell, target), output) in cells.into_iter().zip(&work.targets).zip(&group.outputs) {
             let output = &pipeline.outputs[*output];
             let written = match target {
@@ -139,7 +145,9 @@ impl Job {
         let started = self.started;
         if !failed.is_empty() {
             failed.sort_by_key(|(at, _)| *at);
-            let fatal = failed.iter().position(|(_, error)| error.kind() != Kind::Corrupt || recipe.on_corrupt == OnCorrupt::Raise);
+            let fatal = failed
+                .iter()
+                .position(|(_, error)| error.kind() != Kind::Corrupt || recipe.on_corrupt == OnCorrupt::Raise);
             if let Some(fatal) = fatal {
                 let positions = failed.iter().flat_map(|(_, error)| error.row_list().to_vec()).collect();
                 let row_ids = failed.iter().flat_map(|(_, error)| error.row_id_list().to_vec()).collect();
@@ -184,7 +192,8 @@ fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result
             dtype.name()
         );
         let name = &output.name;
-        let hint = format!("add T.Resize((height, width)) or a crop; or write ragged=[\"{name}\"] for a list in every batch");
+        let hint =
+            format!("add T.Resize((height, width)) or a crop; or write ragged=[\"{name}\"] for a list in every batch");
         return Err((row, Error::new("invalid-value", text).hint(hint)));
     }
     let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
@@ -192,7 +201,8 @@ fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result
         let memory = Memory::of(list.pop().flatten().map(|(data, ..)| data).unwrap_or_default());
         return Ok(ColumnValues::Array(Array { memory, dtype, shape, nulls: None }));
     }
-    let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum()).map_err(|error| (0_usize, error))?;
+    let mut memory =
+        Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum()).map_err(|error| (0_usize, error))?;
     let mut rest = memory.slice();
     for (data, ..) in list.drain(..).flatten() {
         let (place, later) = rest.split_at_mut(data.len());
@@ -219,7 +229,8 @@ impl Target {
                 let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
                 let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
                 null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
-                let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
+                let shape =
+                    std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
                 Ok(ColumnValues::Array(Array { memory: memory.into_inner(), dtype: output.dtype, shape, nulls }))
             }
             Target::Loose(list) => {

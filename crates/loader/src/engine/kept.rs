@@ -141,9 +141,11 @@ impl Kept {
     /// Return what a loader with this budget keeps for these steps below `end`. None if that would be nothing, or too little.
     pub fn of(recipe: &Arc<Recipe>, memory_bytes: u64, steps: Steps, end: u64) -> Result<Option<Kept>> {
         let batch_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
-        let mut room_bytes = memory_bytes.saturating_sub((memory_bytes / BATCHES_PART).max(BATCHES * batch_bytes) + recipe.window_bytes);
+        let mut room_bytes =
+            memory_bytes.saturating_sub((memory_bytes / BATCHES_PART).max(BATCHES * batch_bytes) + recipe.window_bytes);
         // The room beside what is fetched and not decoded yet.
-        let beside_encoded_bytes = memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART);
+        let beside_encoded_bytes =
+            memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART);
         let (mut columns, mut bytes, mut known, mut tails) = (Vec::new(), 0, 0, 0);
         for number in 0..recipe.sources.len() {
             let (source, mut kept) = (&recipe.sources[number], columns_of(recipe, number));
@@ -194,7 +196,8 @@ impl Kept {
         let look_up = || {
             let layout = caught(|| Layout::new(&self.recipe, &self.columns)).ok();
             let chosen = layout.as_ref().and_then(|layout| self.choose(layout));
-            let layout = layout.filter(|layout| chosen.is_some() || layout.bytes() + layout.known_bytes() <= self.room_bytes);
+            let layout =
+                layout.filter(|layout| chosen.is_some() || layout.bytes() + layout.known_bytes() <= self.room_bytes);
             let reserved = match (&layout, &chosen) {
                 (Some(_), Some(_)) => self.room_bytes,
                 (Some(layout), None) => layout.bytes() + layout.known_bytes(),
@@ -277,7 +280,8 @@ impl Kept {
             };
             drop(state);
             let (source, blocks) = layout.group(&group);
-            let fetched = caught(|| fetch_blocks(&self.recipe.sources[source].snapshot.context, &blocks)).unwrap_or_default();
+            let fetched =
+                caught(|| fetch_blocks(&self.recipe.sources[source].snapshot.context, &blocks)).unwrap_or_default();
             state = self.lock();
             state.put(&group, fetched);
             self.bytes.store(state.bytes, Relaxed);
@@ -305,11 +309,11 @@ impl Kept {
             if step >= state.known {
                 let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
                 for step in (state.known..until).filter(|step| self.steps.has(*step)) {
-                    layout.of(&self.recipe.samples(step).places).into_iter().for_each(|block| state.is_used[block as usize] = true);
+                    layout.of_step(&self.recipe, step).iter().for_each(|block| state.is_used[*block as usize] = true);
                 }
                 state.known = until;
             }
-            self.line_up(layout, state, &layout.of(&self.recipe.samples(step).places), step);
+            self.line_up(layout, state, &layout.of_step(&self.recipe, step), step);
         }
         state.claimed = state.claimed.max(step + 1);
     }
@@ -318,7 +322,7 @@ impl Kept {
     fn claim_chosen(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
         choice.continue_with(step, |step| {
-            let used = |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
+            let used = |step| if self.steps.has(step) { layout.of_step(&self.recipe, step) } else { Vec::new() };
             Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(used))
         });
         let wanted = choice.of(step);
@@ -349,7 +353,9 @@ impl Kept {
                 let other = other as u32;
                 let is_fetched = match &mut state.chosen {
                     None => state.is_used[other as usize],
-                    Some(chosen) => wanted.binary_search(&other).is_ok() || chosen.choice.may_fetch_early(other, step, end),
+                    Some(chosen) => {
+                        wanted.binary_search(&other).is_ok() || chosen.choice.may_fetch_early(other, step, end)
+                    }
                 };
                 if is_fetched {
                     state.slots[other as usize] = Slot::Coming;
@@ -380,7 +386,14 @@ impl Kept {
     }
 
     /// Note the requests and bytes of each source for the steps below `end`. Returns the bytes of blocks that were seen before.
-    fn foresee_steps(&self, layout: &Layout, state: &mut KeptState, end: u64, noted: &mut [(u64, u64)], is_seen: &mut [bool]) -> u64 {
+    fn foresee_steps(
+        &self,
+        layout: &Layout,
+        state: &mut KeptState,
+        end: u64,
+        noted: &mut [(u64, u64)],
+        is_seen: &mut [bool],
+    ) -> u64 {
         let mut seen_bytes = 0;
         for step in (state.claimed..end).filter(|step| self.steps.has(*step)) {
             self.claim(layout, state, step);
@@ -390,10 +403,13 @@ impl Kept {
                 noted[source].0 += ranges.len() as u64;
                 noted[source].1 += ranges.iter().map(|range| range.end() - range.begin).sum::<u64>();
                 state.put(&group, vec![Some(Bytes::new()); group.len()]);
-                let seen = group.iter().zip(&blocks).filter(|(block, _)| std::mem::replace(&mut is_seen[**block as usize], true));
+                let seen = group
+                    .iter()
+                    .zip(&blocks)
+                    .filter(|(block, _)| std::mem::replace(&mut is_seen[**block as usize], true));
                 seen_bytes += seen.map(|(_, block)| block.bytes()).sum::<u64>();
             }
-            state.has_lent(&layout.of(&self.recipe.samples(step).places));
+            state.has_lent(&layout.of_step(&self.recipe, step));
         }
         seen_bytes
     }
@@ -413,8 +429,10 @@ pub struct KeptBytes {
 impl KeptBytes {
     /// Add what another process keeps of the same sources.
     pub fn add(&mut self, other: KeptBytes) {
-        let KeptBytes { all, room, twice, again } = other;
-        *self = KeptBytes { all: self.all.max(all), room: self.room + room, twice: self.twice + twice, again: self.again + again };
+        self.all = self.all.max(other.all);
+        self.room += other.room;
+        self.twice += other.twice;
+        self.again += other.again;
     }
 }
 
@@ -424,6 +442,7 @@ fn columns_of(recipe: &Recipe, number: usize) -> Vec<u64> {
     if recipe.windows[number].is_some() || source.snapshot.context.reads().features().access != Some(Access::Ranged) {
         return Vec::new();
     }
-    let columns = source.columns.iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
+    let columns =
+        source.columns.iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
     columns.map(|spec| spec.id).collect()
 }

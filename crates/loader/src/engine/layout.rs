@@ -95,11 +95,17 @@ impl Layout {
     /// Return the blocks of samples, each one once, in ascending order.
     pub fn of(&self, places: &[SamplePlace]) -> Vec<u32> {
         let samples = places.iter().filter_map(|place| Some(self.base[place.source]? + place.position as usize));
-        let blocks = samples.flat_map(|sample| &self.list[self.first[sample] as usize..self.first[sample + 1] as usize]);
+        let blocks =
+            samples.flat_map(|sample| &self.list[self.first[sample] as usize..self.first[sample + 1] as usize]);
         let mut blocks: Vec<u32> = blocks.copied().collect();
         blocks.sort_unstable();
         blocks.dedup();
         blocks
+    }
+
+    /// Return the blocks of a step's samples.
+    pub fn of_step(&self, recipe: &Recipe, step: u64) -> Vec<u32> {
+        self.of(&recipe.samples(step).places)
     }
 
     /// Return blocks of a group, and their source.

@@ -48,7 +48,8 @@ pub struct Planned {
 impl Planned {
     /// Return the slice of each sample that is read in parts.
     pub fn slices(&self) -> Vec<Option<Slice>> {
-        let slice = |wanted: &Wanted| if let Wanted::Slice { need, .. } = wanted { Some(need.slice.clone()) } else { None };
+        let slice =
+            |wanted: &Wanted| if let Wanted::Slice { need, .. } = wanted { Some(need.slice.clone()) } else { None };
         self.wanted.iter().map(slice).collect()
     }
 }
@@ -65,7 +66,8 @@ pub fn choose_results_in_parts(pipeline: &mut Pipeline, sources: &[Source]) {
         for (place, at) in group.outputs.iter().enumerate() {
             let output = &pipeline.outputs[*at];
             let shape = &output.stored_shape;
-            let is_large = !shape.is_fixed() || shape.fixed_bytes(output.stored_dtype).is_ok_and(|bytes| bytes > UNIT_BYTES);
+            let is_large =
+                !shape.is_fixed() || shape.fixed_bytes(output.stored_dtype).is_ok_and(|bytes| bytes > UNIT_BYTES);
             let is_tensor = sources[0].columns[output.column].kind.is_tensor();
             let in_files = sources.iter().any(|source| source.files_of(&source.columns[output.column]).is_some());
             let in_parts = is_tensor && is_large && !in_files && pipeline.begins_with_crop(group, place);
@@ -73,7 +75,8 @@ pub fn choose_results_in_parts(pipeline: &mut Pipeline, sources: &[Source]) {
         }
     }
     // A column that another result needs whole is read once.
-    let whole: Vec<usize> = pipeline.outputs.iter().filter(|output| !output.in_parts).map(|output| output.column).collect();
+    let whole: Vec<usize> =
+        pipeline.outputs.iter().filter(|output| !output.in_parts).map(|output| output.column).collect();
     pipeline.outputs.iter_mut().for_each(|output| output.in_parts &= !whole.contains(&output.column));
 }
 
@@ -112,11 +115,15 @@ impl Recipe {
                 let known: Vec<Known> = group.outputs.iter().map(|output| self.known(*output, &extents, at)).collect();
                 let needs = needs(&group.transforms, &known, epoch, *draw);
                 for planned in &mut planned[first..] {
-                    let Some(place) = group.outputs.iter().position(|output| *output == planned.output) else { continue };
+                    let Some(place) = group.outputs.iter().position(|output| *output == planned.output) else {
+                        continue;
+                    };
                     let column = self.pipeline.outputs[planned.output].column;
                     planned.wanted.push(match (&extents[&column][at], &needs[place]) {
                         (SampleExtent::Null, _) => Wanted::Null,
-                        (SampleExtent::Large { shape, .. }, Some(need)) => Wanted::Slice { shape: shape.clone(), need: need.clone() },
+                        (SampleExtent::Large { shape, .. }, Some(need)) => {
+                            Wanted::Slice { shape: shape.clone(), need: need.clone() }
+                        }
                         _ => Wanted::Whole,
                     });
                 }
@@ -146,7 +153,8 @@ impl Recipe {
         let outputs = &self.pipeline.outputs;
         let is_mine = |planned: &Planned| outputs[planned.output].column == column;
         // Blocks that are fetched whole are joined into fewer requests. This costs less, unless the parts are small.
-        let is_fetched = |extent: &SampleExtent| matches!(extent, SampleExtent::Large { is_tiled: false, is_fetched: true, .. });
+        let is_fetched =
+            |extent: &SampleExtent| matches!(extent, SampleExtent::Large { is_tiled: false, is_fetched: true, .. });
         let (mut needed, mut whole) = (0, 0);
         for wanted in planned.iter().filter(|planned| is_mine(planned)).map(|planned| &planned.wanted) {
             for (wanted, _) in wanted.iter().zip(extents).filter(|(_, extent)| is_fetched(extent)) {
@@ -245,7 +253,9 @@ impl PartialSamples {
         match &self.parts[at] {
             PartialSample::Null => None,
             PartialSample::Whole => self.rest.as_ref().map(|rest| output.stored_shape.fill(rest.free(at))),
-            PartialSample::Slice { slice, .. } => Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect()),
+            PartialSample::Slice { slice, .. } => {
+                Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect())
+            }
         }
     }
 

@@ -84,7 +84,8 @@ impl Slots {
     /// must be finished regardless of the memory that later batches use.
     pub fn admits(&self, memory_bytes: u64) -> bool {
         let scratch = self.busy_scratch_bytes().max(self.scratch_bytes);
-        let room = self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
+        let room =
+            self.estimated && self.batches_bytes() + scratch + self.given_bytes + self.estimate_bytes <= memory_bytes;
         self.begin < self.end && self.entries.len() < AHEAD && (room || self.entries.is_empty())
     }
 
@@ -98,7 +99,8 @@ impl Slots {
             let running = self.entries.values().any(|entry| matches!(entry.slot, Slot::Running { .. }));
             // Earlier batches of unknown size must run before this one is delivered. Each of them may be as large as the largest
             // so far.
-            let earlier = self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
+            let earlier =
+                self.entries.range(..step).filter(|(_, entry)| matches!(entry.slot, Slot::Taken | Slot::Fetched(_)));
             let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
             let Slot::Parked(job) = &entry.slot else { return };
@@ -151,5 +153,6 @@ impl Slots {
 pub fn too_large(alone: u64, bytes: u64, given: u64, memory_bytes: u64) -> Error {
     let before = if given > 0 { format!(" and the previous batch holds {given}") } else { String::new() };
     let text = format!("cannot load a batch: it needs {alone} bytes{before}, but memory_bytes is {memory_bytes}");
-    Error::new("invalid-argument", text).hint(format!("use a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
+    Error::new("invalid-argument", text)
+        .hint(format!("use a smaller batch, or memory_bytes={}", alone + bytes.max(given)))
 }

@@ -57,12 +57,15 @@ impl Recipe {
         let read = self.read(&mut reads, epoch, &samples.draws, |source, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
             Some(window) => window.runs(&self.sources[source], epoch, positions, |run, steps| {
-                self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
+                self.program
+                    .drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
             }),
         });
         let (parts, failed) = match read {
             // A damaged object, such as a data file, could not be fetched. `begin` determines which samples need it.
-            Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => (Vec::new(), Some(error)),
+            Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {
+                (Vec::new(), Some(error))
+            }
             other => (other?, None),
         };
         Ok(Started { samples, reads, parts, failed, refused: known })
@@ -128,7 +131,9 @@ fn stand_ins(samples: u64) -> impl Iterator<Item = u64> {
     let mut seen = vec![0];
     (0..TRIES as u64).map_while(move |tried| {
         let far = (2 << tried) - 1;
-        let free = (0..samples.min(seen.len() as u64 + 1)).map(|more| (far + more) % samples).find(|ahead| !seen.contains(ahead))?;
+        let free = (0..samples.min(seen.len() as u64 + 1))
+            .map(|more| (far + more) % samples)
+            .find(|ahead| !seen.contains(ahead))?;
         seen.push(free);
         Some(free)
     })

@@ -86,10 +86,21 @@ struct Inner {
 
 impl Engine {
     /// Start threads that make every `stride`-th batch of `begin..end`.
-    pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
+    pub fn start(
+        recipe: Arc<Recipe>,
+        budget: Budget,
+        begin: u64,
+        end: u64,
+        stride: u64,
+        stats: Arc<Stats>,
+    ) -> Result<Engine> {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
-        let kept = if fetches { Kept::of(&recipe, budget.memory_bytes, Steps { begin, stride }, end).ok().flatten() } else { None };
+        let kept = if fetches {
+            Kept::of(&recipe, budget.memory_bytes, Steps { begin, stride }, end).ok().flatten()
+        } else {
+            None
+        };
         let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::default() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let state = Slots {
@@ -130,7 +141,8 @@ impl Engine {
                 if fetches { inner.fetch() } else { inner.work() }
             });
             // Dropping the engine stops the threads that have already started.
-            let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
+            let thread =
+                thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
             engine.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(engine)
@@ -156,7 +168,8 @@ impl Engine {
                 state.give += state.stride;
                 let (before, most) = (std::mem::replace(&mut state.given_bytes, bytes), inner.budget.memory_bytes);
                 let fits = before + bytes <= most;
-                let batch = batch.and_then(|batch| if fits { Ok(batch) } else { Err(too_large(bytes, bytes, before, most)) });
+                let batch =
+                    batch.and_then(|batch| if fits { Ok(batch) } else { Err(too_large(bytes, bytes, before, most)) });
                 // An iteration ends with its first error, while its consumer still holds the batch before it. Later batches would only
                 // take memory that the budget does not have.
                 let unneeded = if batch.is_err() { std::mem::take(&mut state.entries) } else { BTreeMap::new() };
@@ -264,7 +277,8 @@ impl Inner {
 
     /// Run a fetching thread's loop.
     fn fetch(&self) {
-        let next = |state: &mut Slots| (self.fetches.load(Relaxed) && state.admits(self.room_bytes())).then(|| state.begin());
+        let next =
+            |state: &mut Slots| (self.fetches.load(Relaxed) && state.admits(self.room_bytes())).then(|| state.begin());
         while let Some(step) = self.wait(&self.to_fetch, next) {
             let started = self.timed(&self.stats.fetch_ns, || {
                 self.plans.before(step);
@@ -356,7 +370,10 @@ impl Inner {
     }
 
     fn note_peak(&self, state: &Slots) {
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes() + self.kept.as_ref().map_or(0, Kept::bytes), Relaxed);
+        self.stats.peak_bytes.fetch_max(
+            state.in_flight_bytes() + self.window_bytes() + self.kept.as_ref().map_or(0, Kept::bytes),
+            Relaxed,
+        );
     }
 
     fn finish(&self, step: u64, job: Job) {

@@ -46,7 +46,9 @@ impl BatchCut {
     pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<BatchCut> {
         let wrong = |text: String| Error::new("invalid-argument", text);
         if world_size == 0 || rank >= world_size {
-            return Err(wrong(format!("rank={rank} with world_size={world_size}: expected a rank from 0 to world_size - 1")));
+            return Err(wrong(format!(
+                "rank={rank} with world_size={world_size}: expected a rank from 0 to world_size - 1"
+            )));
         }
         if global_batch == 0 {
             return Err(wrong("global_batch_size=0, expected at least 1".into()));
@@ -142,7 +144,10 @@ mod tests {
     fn the_nearest_batch_that_divides_is_named() {
         let error = BatchCut::new(100, 10, LastBatch::Short, 0, 3).unwrap_err();
         assert_eq!(error.hint_text(), Some("the nearest multiple is 9"));
-        assert_eq!(BatchCut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(), Some("the nearest multiple is 3"));
+        assert_eq!(
+            BatchCut::new(100, 2, LastBatch::Short, 0, 3).unwrap_err().hint_text(),
+            Some("the nearest multiple is 3")
+        );
         assert!(BatchCut::new(100, 6, LastBatch::Short, 3, 3).is_err());
     }
 }

@@ -69,16 +69,21 @@ impl Program {
             let len = source.len();
             return Ok(Program { seed, sources, mix: None, ends: Vec::new(), block, len, counted });
         };
-        let name = |source: usize| names.get(source).map_or_else(|| format!("source {source}"), |name| format!("source `{name}`"));
+        let name = |source: usize| {
+            names.get(source).map_or_else(|| format!("source {source}"), |name| format!("source `{name}`"))
+        };
         if mix.shares.len() != sources.len() {
             return wrong(format!("{} shares for {} sources", mix.shares.len(), sources.len()));
         }
-        if let Some(empty) = sources.iter().zip(&mix.shares).position(|(source, share)| source.is_empty() && *share > 0) {
+        if let Some(empty) = sources.iter().zip(&mix.shares).position(|(source, share)| source.is_empty() && *share > 0)
+        {
             return wrong(format!("cannot mix the sources: {} has no samples", name(empty)));
         }
         let quota = Quota::new(&mix.shares).map_err(|error| {
             match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {
-                Some((rarest, _)) => error.context(format!("cannot mix the sources (check the weight of {})", name(rarest))),
+                Some((rarest, _)) => {
+                    error.context(format!("cannot mix the sources (check the weight of {})", name(rarest)))
+                }
                 None => error.context("cannot mix the sources"),
             }
         })?;
@@ -92,7 +97,10 @@ impl Program {
                 let (count, has) = (quota.counts(len)[source], sources[source].len());
                 return Err(Error::new(
                     "invalid-argument",
-                    format!("cannot mix the sources: an epoch of {len} samples needs {count} from {}, which has only {has}", name(source)),
+                    format!(
+                        "cannot mix the sources: an epoch of {len} samples needs {count} from {}, which has only {has}",
+                        name(source)
+                    ),
                 )
                 .hint("use a smaller epoch_samples, or exhausted=\"repeat\""));
             }
@@ -157,7 +165,9 @@ impl Program {
 fn first_short(quota: &Quota, shares: &[u64], sources: &[Sequence], len: u64) -> Option<(u64, usize)> {
     let total: u128 = shares.iter().map(|share| u128::from(*share)).sum();
     // Up to this draw, no exact share exceeds the size of its source, so no count does either.
-    let safe = |(source, share): (&Sequence, &u64)| (*share > 0).then(|| u128::from(source.len()) * total / u128::from(*share));
+    let safe = |(source, share): (&Sequence, &u64)| {
+        (*share > 0).then(|| u128::from(source.len()) * total / u128::from(*share))
+    };
     let safe = sources.iter().zip(shares).filter_map(safe).min().unwrap_or(0).min(u128::from(len)) as u64;
     let mut cursor = quota.cursor(safe);
     while cursor.at < len {
@@ -240,7 +250,8 @@ impl Mixing<'_> {
         let ends = ends.collect();
         *counted = Some(cursor);
         drop(counted);
-        let permutation = Permutation::new(end - begin, key(&[self.program.seed, Purpose::Mix as u64, self.epoch, number]));
+        let permutation =
+            Permutation::new(end - begin, key(&[self.program.seed, Purpose::Mix as u64, self.epoch, number]));
         OrderBlock { number, permutation, before, ends }
     }
 }
@@ -252,11 +263,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn sources(sizes: &[u64]) -> Vec<Sequence> {
-        sizes.iter().enumerate().map(|(i, size)| Sequence::new(Order::Full, i as u64, *size, 12, None).unwrap()).collect()
+        sizes
+            .iter()
+            .enumerate()
+            .map(|(i, size)| Sequence::new(Order::Full, i as u64, *size, 12, None).unwrap())
+            .collect()
     }
 
     fn mixed(sizes: &[u64], shares: &[u64], epoch_samples: u64, exhausted: Exhausted) -> Result<Program> {
-        Program::new(5, sources(sizes), &["one".into()], Some(Mix { shares: shares.to_vec(), epoch_samples, exhausted }), 12)
+        Program::new(
+            5,
+            sources(sizes),
+            &["one".into()],
+            Some(Mix { shares: shares.to_vec(), epoch_samples, exhausted }),
+            12,
+        )
     }
 
     proptest! {
@@ -291,7 +312,10 @@ mod tests {
             assert_eq!(block.iter().filter(|place| place.source == 1).count(), 3);
         }
         assert_eq!(program.places(0, [500, 13, 959]), [places[500], places[13], places[959]]);
-        assert_ne!(places[..12].iter().map(|p| p.source).collect::<Vec<_>>(), places[12..24].iter().map(|p| p.source).collect::<Vec<_>>());
+        assert_ne!(
+            places[..12].iter().map(|p| p.source).collect::<Vec<_>>(),
+            places[12..24].iter().map(|p| p.source).collect::<Vec<_>>()
+        );
     }
 
     #[test]
@@ -313,8 +337,12 @@ mod tests {
     fn exhausted_sources_stop_or_raise() {
         let stopped = mixed(&[10, 100], &[1, 1], 100, Exhausted::Stop).unwrap();
         assert_eq!(stopped.len(), 20);
-        let mut of_first: Vec<u64> =
-            stopped.places(1, 0..20).into_iter().filter(|place| place.source == 0).map(|place| place.position).collect();
+        let mut of_first: Vec<u64> = stopped
+            .places(1, 0..20)
+            .into_iter()
+            .filter(|place| place.source == 0)
+            .map(|place| place.position)
+            .collect();
         of_first.sort();
         assert_eq!(of_first, (0..10).collect::<Vec<_>>());
         let error = mixed(&[10, 100], &[1, 1], 100, Exhausted::Raise).err().unwrap();

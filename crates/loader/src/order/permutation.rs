@@ -139,7 +139,10 @@ mod tests {
             let mut seen = vec![false; n as usize];
             for place in 0..n {
                 let value = permutation.at(place);
-                assert!(value < n && !std::mem::replace(&mut seen[value as usize], true), "{value} occurs twice for n = {n}");
+                assert!(
+                    value < n && !std::mem::replace(&mut seen[value as usize], true),
+                    "{value} occurs twice for n = {n}"
+                );
                 assert_eq!(permutation.place_of(value), place);
             }
         }
@@ -178,8 +181,9 @@ mod tests {
 
     /// Return how many standard deviations chi squared of counts, each with its expected value, is above its own expected value.
     fn surprise(counts: impl Iterator<Item = (f64, f64)>) -> f64 {
-        let (sum, cells) =
-            counts.fold((0.0, 0.0), |(sum, cells), (found, expected)| (sum + (found - expected).powi(2) / expected, cells + 1.0));
+        let (sum, cells) = counts.fold((0.0, 0.0), |(sum, cells), (found, expected)| {
+            (sum + (found - expected).powi(2) / expected, cells + 1.0)
+        });
         (sum - (cells - 1.0)) / (2.0 * (cells - 1.0)).sqrt()
     }
 
@@ -196,7 +200,8 @@ mod tests {
                 let permutation = Permutation::new(n, seed);
                 let order: Vec<u64> = (0..n).map(|place| permutation.at(place)).collect();
                 let number = (0..n as usize).fold(0, |number, place| {
-                    number * (n - place as u64) + order[place + 1..].iter().filter(|later| **later < order[place]).count() as u64
+                    number * (n - place as u64)
+                        + order[place + 1..].iter().filter(|later| **later < order[place]).count() as u64
                 });
                 counts[number as usize] += 1.0;
             }
@@ -234,10 +239,19 @@ mod tests {
                 }
                 let count: f64 = places.iter().sum();
                 let even = |counts: &[f64], expected: &dyn Fn(usize) -> f64| {
-                    surprise(counts.iter().enumerate().map(|(at, found)| (*found, expected(at))).filter(|(_, expected)| *expected > 0.0))
+                    surprise(
+                        counts
+                            .iter()
+                            .enumerate()
+                            .map(|(at, found)| (*found, expected(at)))
+                            .filter(|(_, expected)| *expected > 0.0),
+                    )
                 };
                 let total = n as f64;
-                assert!(even(&places, &|at| count * sizes[at] / total) < 5.0, "values at place {place} are uneven for n = {n}");
+                assert!(
+                    even(&places, &|at| count * sizes[at] / total) < 5.0,
+                    "values at place {place} are uneven for n = {n}"
+                );
                 // A step is never 0.
                 let step = |at: usize| count * (sizes[at] - f64::from(u8::from(at == 0))) / (total - 1.0);
                 assert!(even(&steps, &step) < 5.0, "steps at place {place} are uneven for n = {n}");

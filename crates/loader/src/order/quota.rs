@@ -40,7 +40,10 @@ impl Quota {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share)).filter(|total| *total < 1 << 62);
         let Some(total) = total.filter(|total| *total > 0) else {
-            return wrong(format!("the shares of {} sources sum to 0 or to at least 2^62, expected a sum in between", shares.len()));
+            return wrong(format!(
+                "the shares of {} sources sum to 0 or to at least 2^62, expected a sum in between",
+                shares.len()
+            ));
         };
         let least = shares.iter().copied().filter(|share| *share > 0).min().unwrap_or(total);
         let horizon = total.div_ceil(least);
@@ -81,14 +84,18 @@ impl Quota {
         begun.sort_unstable();
         begun.iter().take(ahead).for_each(|(_, source)| counts[*source] += 1);
         let mut cursor = Cursor { at, counts, ready: BinaryHeap::new(), waiting: BinaryHeap::new() };
-        (0..self.shares.len()).filter(|source| self.shares[*source] > 0).for_each(|source| self.offer(&mut cursor, source));
+        (0..self.shares.len())
+            .filter(|source| self.shares[*source] > 0)
+            .for_each(|source| self.offer(&mut cursor, source));
         cursor
     }
 
     /// Advance to draw `to` and call `each` with every draw and its source.
     pub fn advance_with(&self, cursor: &mut Cursor, to: u64, mut each: impl FnMut(u64, usize)) {
         while cursor.at < to {
-            while let Some(Reverse((_, source))) = cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at) {
+            while let Some(Reverse((_, source))) =
+                cursor.waiting.peek().copied().filter(|Reverse((from, _))| *from <= cursor.at)
+            {
                 cursor.waiting.pop();
                 cursor.ready.push(Reverse((self.end_of(source, cursor.counts[source] + 1), source)));
             }
@@ -193,9 +200,12 @@ mod tests {
 
     #[test]
     fn shares_beyond_range_are_refused() {
-        for (shares, text) in
-            [(vec![0, 0], "sum to 0"), (vec![u64::MAX, 1], "2^62"), (vec![1 << 61, 1 << 61], "2^62"), (vec![1 << 30, 1], "source 1")]
-        {
+        for (shares, text) in [
+            (vec![0, 0], "sum to 0"),
+            (vec![u64::MAX, 1], "2^62"),
+            (vec![1 << 61, 1 << 61], "2^62"),
+            (vec![1 << 30, 1], "source 1"),
+        ] {
             assert!(Quota::new(&shares).unwrap_err().message().contains(text), "{shares:?}");
         }
         assert_eq!(Quota::new(&[3, 0, 1]).unwrap().counts(8), [6, 0, 2]);

@@ -5,9 +5,9 @@
 ///
 /// Source: the SplitMix64 finaliser (Steele, Lea, Flood 2014), chained.
 pub fn key(words: &[u64]) -> u64 {
-    words
-        .iter()
-        .fold(mix(words.len() as u64 ^ 0x9e37_79b9_7f4a_7c15), |hash, word| mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(*word)))
+    words.iter().fold(mix(words.len() as u64 ^ 0x9e37_79b9_7f4a_7c15), |hash, word| {
+        mix(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(*word))
+    })
 }
 
 fn mix(mut word: u64) -> u64 {

@@ -48,13 +48,17 @@ impl Sequence {
     pub fn new(order: Order, seed: u64, count: u64, block: u64, weights: Option<Arc<Alias>>) -> Result<Sequence> {
         let wrong = |text: String| Err(Error::new("invalid-argument", text));
         match &order {
-            Order::Window { run_samples, window_samples, lanes } if *run_samples == 0 || *window_samples == 0 || *lanes == 0 => {
+            Order::Window { run_samples, window_samples, lanes }
+                if *run_samples == 0 || *window_samples == 0 || *lanes == 0 =>
+            {
                 return wrong("run_samples, window_samples and lanes of a window order must be at least 1".into());
             }
             Order::Window { lanes, .. } if !block.is_multiple_of(*lanes) => {
                 return wrong(format!("{lanes} lanes do not divide order_block_samples={block}"));
             }
-            Order::Replacement { weights: Some(_), .. } if weights.as_ref().is_none_or(|alias| alias.len() != count) => {
+            Order::Replacement { weights: Some(_), .. }
+                if weights.as_ref().is_none_or(|alias| alias.len() != count) =>
+            {
                 return wrong(format!("{} weights for {count} samples", weights.map_or(0, |alias| alias.len())));
             }
             Order::Replacement { samples, .. } if *samples > 0 && count == 0 => {
@@ -81,7 +85,9 @@ impl Sequence {
         // A single window that contains all samples is a full permutation.
         let full = match self.order {
             Order::Full => true,
-            Order::Window { window_samples, lanes, .. } => window_samples >= self.count && (lanes == 1 || self.count < self.block),
+            Order::Window { window_samples, lanes, .. } => {
+                window_samples >= self.count && (lanes == 1 || self.count < self.block)
+            }
             _ => false,
         };
         let permutation = full.then(|| Permutation::new(self.count, key(&[self.seed, Purpose::Order as u64, epoch])));
@@ -104,7 +110,8 @@ impl Epoch<'_> {
             (_, Some(lanes), _) => lanes.position(draw),
             (_, _, weights) => match &self.sequence.order {
                 Order::Replacement { .. } => {
-                    let mut draws = Draws::new(key(&[self.sequence.seed, Purpose::Replacement as u64]), self.epoch, draw);
+                    let mut draws =
+                        Draws::new(key(&[self.sequence.seed, Purpose::Replacement as u64]), self.epoch, draw);
                     let place = draws.below(self.sequence.count);
                     weights.as_ref().map_or(place, |weights| weights.choose(place, draws.unit()))
                 }
@@ -214,9 +221,13 @@ impl Lanes {
             stale => {
                 let (begin, end) = match rest {
                     true => (0, self.count - self.lane_samples * self.lanes),
-                    false => ((number * self.window).saturating_sub(shift), ((number + 1) * self.window - shift).min(self.lane_samples)),
+                    false => (
+                        (number * self.window).saturating_sub(shift),
+                        ((number + 1) * self.window - shift).min(self.lane_samples),
+                    ),
                 };
-                let permutation = Permutation::new(end - begin, key(&[self.seed, Purpose::Window as u64, self.epoch, lane, number]));
+                let permutation =
+                    Permutation::new(end - begin, key(&[self.seed, Purpose::Window as u64, self.epoch, lane, number]));
                 stale.insert((number, begin, permutation))
             }
         };
@@ -227,7 +238,9 @@ impl Lanes {
         let (block, inner) = (draw / self.block, draw % self.block);
         let end = self.lane_samples * self.lanes;
         let (lane, begin, inner) = match draw < end {
-            true => (inner / self.share, inner / self.share * self.lane_samples, block * self.share + inner % self.share),
+            true => {
+                (inner / self.share, inner / self.share * self.lane_samples, block * self.share + inner % self.share)
+            }
             false => (self.lanes, end, draw - end),
         };
         self.on_line(begin + self.in_window(lane, inner, |first, permutation| first + permutation.at(inner - first)))
@@ -236,7 +249,11 @@ impl Lanes {
     fn draw_of(&self, position: u64) -> u64 {
         let place = self.place_of(position);
         let end = self.lane_samples * self.lanes;
-        let (lane, inner) = if place < end { (place / self.lane_samples, place % self.lane_samples) } else { (self.lanes, place - end) };
+        let (lane, inner) = if place < end {
+            (place / self.lane_samples, place % self.lane_samples)
+        } else {
+            (self.lanes, place - end)
+        };
         let inner = self.in_window(lane, inner, |first, permutation| first + permutation.place_of(inner - first));
         match place < end {
             true => inner / self.share * self.block + lane * self.share + inner % self.share,
@@ -267,7 +284,8 @@ impl Alias {
         }
         let mut scaled: Vec<f64> = weights.iter().map(|weight| weight / sum * weights.len() as f64).collect();
         let mut table: Vec<(f32, u32)> = (0..weights.len()).map(|place| (1.0, place as u32)).collect();
-        let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..weights.len()).partition(|place| scaled[*place] < 1.0);
+        let (mut small, mut large): (Vec<usize>, Vec<usize>) =
+            (0..weights.len()).partition(|place| scaled[*place] < 1.0);
         while let (Some(less), Some(more)) = (small.pop(), large.last().copied()) {
             table[less] = (scaled[less] as f32, more as u32);
             scaled[more] -= 1.0 - scaled[less];
@@ -382,9 +400,12 @@ mod tests {
 
     #[test]
     fn bad_weights_are_named() {
-        for (weights, text) in
-            [(vec![1.0, f64::NAN], "weight 1"), (vec![-1.0], "weight 0"), (vec![0.0, 0.0], "sum to 0"), (vec![], "sum to 0")]
-        {
+        for (weights, text) in [
+            (vec![1.0, f64::NAN], "weight 1"),
+            (vec![-1.0], "weight 0"),
+            (vec![0.0, 0.0], "sum to 0"),
+            (vec![], "sum to 0"),
+        ] {
             assert!(Alias::new(&weights).unwrap_err().message().contains(text));
         }
     }

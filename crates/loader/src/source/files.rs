@@ -55,7 +55,10 @@ impl Files {
         }
         let pieces = self.storage.stream(&ranges, Some(&mut targets), &mut |_, _| {});
         let each = cell.div_ceil(step);
-        pieces.into_iter().enumerate().try_for_each(|(number, piece)| piece.map_err(|error| self.wrong(positions[number / each], error)))
+        pieces
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(number, piece)| piece.map_err(|error| self.wrong(positions[number / each], error)))
     }
 
     /// Read values of any length.

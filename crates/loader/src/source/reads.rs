@@ -136,7 +136,13 @@ impl Reads {
     }
 
     /// Read a slice of each sample of a column that has one. Each buffer has the size of its slice.
-    pub fn slices(&self, sources: &[Source], column: usize, slices: &[Option<Slice>], outs: Vec<&mut [u8]>) -> Result<()> {
+    pub fn slices(
+        &self,
+        sources: &[Source],
+        column: usize,
+        slices: &[Option<Slice>],
+        outs: Vec<&mut [u8]>,
+    ) -> Result<()> {
         let mut outs: Vec<Option<&mut [u8]>> = outs.into_iter().map(Some).collect();
         for share in &self.shares {
             let own_outs = share.places.iter().map(|place| outs[*place as usize].take().unwrap_or_default()).collect();
@@ -290,7 +296,11 @@ fn joint_codes(codes: &[u8], known: &[i64]) -> Vec<u8> {
 }
 
 /// Concatenate values of the same dtype and rank into a ragged array.
-pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<ColumnValues> {
+pub fn ragged<'a>(
+    values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone,
+    dtype: Dtype,
+    rank: usize,
+) -> Result<ColumnValues> {
     let bytes = values.clone().flatten().map(|(value, _)| value.len()).sum();
     let mut memory = Memory::new(bytes)?;
     let (mut rest, mut offsets, mut shapes, mut nulls) = (memory.slice(), vec![0i64], Vec::new(), Vec::new());

@@ -137,9 +137,16 @@ impl Window {
         let mut uses: HashMap<(u64, u64), u64> = HashMap::new();
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);
-        let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
+        let groups = missing
+            .iter()
+            .map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect())
+            .collect();
         // Other threads wait for these runs, so even a panic must be caught.
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, &source.specs())) };
+        let fetched = if missing.is_empty() {
+            Ok(Vec::new())
+        } else {
+            caught(|| hold(&source.snapshot, groups, &source.specs()))
+        };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // Waiting threads check again when this lock is released.
@@ -161,7 +168,8 @@ impl Window {
             }
         }
         while self.most.is_some_and(|most| state.runs.len() > most)
-            && let Some(oldest) = state.runs.iter().filter(|(_, run)| run.held.is_some()).min_by_key(|(_, run)| run.asked)
+            && let Some(oldest) =
+                state.runs.iter().filter(|(_, run)| run.held.is_some()).min_by_key(|(_, run)| run.asked)
         {
             let number = *oldest.0;
             state.remove(&number);
@@ -179,7 +187,8 @@ impl Window {
         let mut state = self.lock();
         state.asked += 1;
         let asked = state.asked;
-        let mut missing: Vec<(u64, u64)> = wanted.filter(|run| state.runs.get_mut(run).map(|run| run.asked = asked).is_none()).collect();
+        let mut missing: Vec<(u64, u64)> =
+            wanted.filter(|run| state.runs.get_mut(run).map(|run| run.asked = asked).is_none()).collect();
         missing.sort_unstable();
         state.fetching += missing.len() as u64;
         for run in &missing {

@@ -54,7 +54,11 @@ impl<'a> Image<'a> {
     pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pool: &'a Pool) -> Result<Image<'a>> {
         let encoded = Encoded::open(bytes, limits, orientation, pool)?;
         let (width, height) = encoded.size();
-        Ok(Image { pixels: ImageData::Encoded(encoded), geometry: Geometry::whole(width, height), mirrored: [false; 2] })
+        Ok(Image {
+            pixels: ImageData::Encoded(encoded),
+            geometry: Geometry::whole(width, height),
+            mirrored: [false; 2],
+        })
     }
 
     /// Return the width and height.
@@ -66,7 +70,9 @@ impl<'a> Image<'a> {
     fn write(&self, out: &mut [u8]) -> Result<()> {
         match &self.pixels {
             ImageData::Encoded(encoded) => resize::decode(encoded, &self.geometry, out)?,
-            ImageData::Rgb(data, width, height) => resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?,
+            ImageData::Rgb(data, width, height) => {
+                resize::resize_pixels(data, (*width, *height), 3, 8, &self.geometry, out)?
+            }
         }
         let row_bytes = self.size().0 * 3;
         if self.mirrored[0] {
@@ -124,7 +130,8 @@ impl Cell<'_> {
 
     /// Write an image or array into its place in the batch. Refuses any shape other than `shape`.
     pub fn write(&self, shape: &[usize], convert: Option<&Convert>, dtype: Dtype, out: &mut [u8]) -> Result<()> {
-        let refuse = |found: &[usize]| Err(Error::new("invalid-value", format!("its shape is {found:?}, expected {shape:?}")));
+        let refuse =
+            |found: &[usize]| Err(Error::new("invalid-value", format!("its shape is {found:?}, expected {shape:?}")));
         match self {
             Cell::Image(image) if convert.is_some() => Cell::Array(image.array()?).write(shape, convert, dtype, out),
             Cell::Image(image) => {

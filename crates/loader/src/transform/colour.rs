@@ -29,7 +29,10 @@ enum Change {
 pub fn is_colour(operation: &Operation) -> bool {
     matches!(
         operation,
-        Operation::ColorJitter { .. } | Operation::Grayscale { .. } | Operation::GaussianBlur { .. } | Operation::RandomErasing { .. }
+        Operation::ColorJitter { .. }
+            | Operation::Grayscale { .. }
+            | Operation::GaussianBlur { .. }
+            | Operation::RandomErasing { .. }
     )
 }
 
@@ -82,11 +85,15 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
             };
             order.into_iter().filter_map(change).collect()
         }
-        Operation::Grayscale { channels, p } => draws.by_chance(*p).then_some(Change::Grey(*channels)).into_iter().collect(),
+        Operation::Grayscale { channels, p } => {
+            draws.by_chance(*p).then_some(Change::Grey(*channels)).into_iter().collect()
+        }
         Operation::GaussianBlur { kernel, sigma } => {
             let sigma = draws.between(sigma[0], sigma[1]) as f32;
             if kernel[0] / 2 >= width || kernel[1] / 2 >= height {
-                let text = format!("GaussianBlur with a kernel of {kernel:?} (width, height) does not fit an image of {width} × {height}");
+                let text = format!(
+                    "GaussianBlur with a kernel of {kernel:?} (width, height) does not fit an image of {width} × {height}"
+                );
                 return Err(Error::new("invalid-value", text).hint("use a smaller kernel, or put a Resize before it"));
             }
             vec![Change::Blur { kernels: [gaussian(kernel[0], sigma), gaussian(kernel[1], sigma)] }]
@@ -104,11 +111,22 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
 }
 
 /// Choose the box of a RandomErasing as torchvision does: top, left, height and width. Returns None if no box fits.
-fn erased_box(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Option<(usize, usize, usize, usize)> {
+fn erased_box(
+    height: usize,
+    width: usize,
+    scale: &[f64; 2],
+    ratio: &[f64; 2],
+    draws: &mut Draws,
+) -> Option<(usize, usize, usize, usize)> {
     for _ in 0..10 {
         let (h, w) = random_sides(height * width, scale, ratio, draws);
         if h < height && w < width {
-            return Some((draws.below((height - h) as u64 + 1) as usize, draws.below((width - w) as u64 + 1) as usize, h, w));
+            return Some((
+                draws.below((height - h) as u64 + 1) as usize,
+                draws.below((width - w) as u64 + 1) as usize,
+                h,
+                w,
+            ));
         }
     }
     None

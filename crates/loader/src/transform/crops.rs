@@ -28,8 +28,10 @@ pub struct Need {
 
 /// Return whether an operation moves elements without their values.
 fn only_moves(operation: &Operation) -> bool {
-    matches!(operation, Operation::Pad { .. } | Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. })
-        || crops(operation)
+    matches!(
+        operation,
+        Operation::Pad { .. } | Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. }
+    ) || crops(operation)
 }
 
 fn crops(operation: &Operation) -> bool {
@@ -53,7 +55,8 @@ pub fn needs(transforms: &[(u64, Operation, Vec<usize>)], known: &[Known], epoch
     // Whether a later transform needs the values, so that further crops change nothing.
     let mut settled: Vec<bool> = known.iter().map(|known| *known == Known::Unknown).collect();
     for (key, operation, on) in transforms {
-        let lead = on.iter().find(|at| known[**at] != Known::Sizeless).filter(|at| !settled[**at] && only_moves(operation));
+        let lead =
+            on.iter().find(|at| known[**at] != Known::Sizeless).filter(|at| !settled[**at] && only_moves(operation));
         let size = lead.and_then(|at| cuts[*at].as_ref()).map(|cut| cut.size().to_vec());
         let Some(Ok(motions)) = size.map(|size| motions(operation, &size, &mut Draws::new(*key, epoch, draw))) else {
             on.iter().for_each(|at| settled[*at] = true);
@@ -75,8 +78,9 @@ fn need_of(cut: &Cut, settled: bool) -> Need {
         begin as u64..(cut.origin[dimension] + cut.size[dimension] as i64).clamp(begin, size) as u64
     };
     let slice: Slice = (0..cut.rank).map(range).collect();
-    let is_same =
-        |dimension: usize| !cut.mirrored[dimension] && (slice[dimension].end - slice[dimension].start) as usize == cut.size[dimension];
+    let is_same = |dimension: usize| {
+        !cut.mirrored[dimension] && (slice[dimension].end - slice[dimension].start) as usize == cut.size[dimension]
+    };
     let is_result = !settled && (0..cut.rank).all(is_same);
     Need { slice, is_result }
 }
@@ -123,8 +127,18 @@ mod tests {
 
     #[test]
     fn values_that_a_transform_needs_are_not_cut_further() {
-        let erase = Operation::RandomErasing { p: 1.0, scale: [0.1, 0.2], ratio: [1.0, 1.0], value: vec![0.0], converted: false };
-        let transforms = [(1, crop(&[6, 6], None), vec![0]), (2, erase, vec![0]), (3, Operation::CenterCrop { size: vec![2, 2] }, vec![0])];
+        let erase = Operation::RandomErasing {
+            p: 1.0,
+            scale: [0.1, 0.2],
+            ratio: [1.0, 1.0],
+            value: vec![0.0],
+            converted: false,
+        };
+        let transforms = [
+            (1, crop(&[6, 6], None), vec![0]),
+            (2, erase, vec![0]),
+            (3, Operation::CenterCrop { size: vec![2, 2] }, vec![0]),
+        ];
         let found = needs(&transforms, &[Known::Shape(vec![9, 9, 3])], 0, 0);
         let Some(Some(need)) = found.first() else { panic!("the shape is known") };
         assert_eq!((need.slice[0].end - need.slice[0].start, need.is_result), (6, false));

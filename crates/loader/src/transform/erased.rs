@@ -31,6 +31,8 @@ pub fn fill(out: &mut [u8], [_, width, channels]: [usize; 3], size: usize, erase
     let pixel: Vec<u8> = values.iter().copied().cycle().take(channels * size).collect();
     for row in erased.top..erased.top + erased.height {
         let begin = (row * width + erased.left) * pixel.len();
-        out[begin..begin + erased.width * pixel.len()].chunks_exact_mut(pixel.len()).for_each(|target| target.copy_from_slice(&pixel));
+        out[begin..begin + erased.width * pixel.len()]
+            .chunks_exact_mut(pixel.len())
+            .for_each(|target| target.copy_from_slice(&pixel));
     }
 }

@@ -46,9 +46,11 @@ mod x86 {
     /// Return the grey values of four pixels, 32 bits each.
     #[target_feature(enable = "sse4.1")]
     fn greys(group: &[u8; 12]) -> __m128i {
-        let (low, high) = (i64::from_le_bytes(from_fn(|at| group[at])), i32::from_le_bytes(from_fn(|at| group[8 + at])));
+        let (low, high) =
+            (i64::from_le_bytes(from_fn(|at| group[at])), i32::from_le_bytes(from_fn(|at| group[8 + at])));
         let pixels = _mm_set_epi64x(i64::from(high), low);
-        let red_green = _mm_shuffle_epi8(pixels, _mm_setr_epi8(0, -1, 1, -1, 3, -1, 4, -1, 6, -1, 7, -1, 9, -1, 10, -1));
+        let red_green =
+            _mm_shuffle_epi8(pixels, _mm_setr_epi8(0, -1, 1, -1, 3, -1, 4, -1, 6, -1, 7, -1, 9, -1, 10, -1));
         let blue = _mm_shuffle_epi8(pixels, _mm_setr_epi8(2, -1, -1, -1, 5, -1, -1, -1, 8, -1, -1, -1, 11, -1, -1, -1));
         // One instruction multiplies pairs of 16-bit numbers and adds them. The weights have more bits, so they come in two parts.
         let [high, low] = [|weight: u32| weight >> 9, |weight: u32| weight & 511].map(|part| {

@@ -1,6 +1,7 @@
 //! Sample transforms: cells and their motions, operations, and the pipeline that applies them.
 
 pub mod cell;
+mod check;
 mod colour;
 pub mod crops;
 mod dtypes;

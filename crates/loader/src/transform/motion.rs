@@ -30,7 +30,8 @@ pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()>
     {
         let (width, height) = image.size();
         let ([(top, h), (left, w)], true) = (&boxes[..], boxes.len() == 2) else { return Ok(()) };
-        let inside = *top >= 0 && *left >= 0 && *top as usize + h <= height && *left as usize + w <= width && *h > 0 && *w > 0;
+        let inside =
+            *top >= 0 && *left >= 0 && *top as usize + h <= height && *left as usize + w <= width && *h > 0 && *w > 0;
         if !inside {
             *cell = Cell::Array(image.array()?);
         }
@@ -47,7 +48,9 @@ pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Cell::Array(array), Motion::Mirror(dimension)) => array.cut.mirror(*dimension),
         (Cell::Array(array), Motion::Warp(warp)) => *array = warp.array(array)?,
         (Cell::Boxes(rows), motion) => rows.iter_mut().for_each(|row| *row = moved_box(*row, motion, size)),
-        (Cell::Points(numbers, [_, each]), motion) => numbers.chunks_exact_mut(*each).for_each(|point| move_point(point, motion, size)),
+        (Cell::Points(numbers, [_, each]), motion) => {
+            numbers.chunks_exact_mut(*each).for_each(|point| move_point(point, motion, size))
+        }
         (Cell::Null, _) | (Cell::Image(_), Motion::Warp(_)) => {}
     }
     Ok(())
@@ -98,7 +101,10 @@ fn crop_array(array: &mut CutArray<'_>, motion: &Motion) -> Result<()> {
 pub fn cut_by(cut: &mut Cut, motion: &Motion) -> bool {
     match motion {
         Motion::Crop { boxes, fill } => {
-            let beyond = boxes.iter().zip(cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
+            let beyond = boxes
+                .iter()
+                .zip(cut.size())
+                .any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
             if beyond && cut.is_narrowed() {
                 return false; // Earlier padding keeps its fill value, and the new box must not bring back elements that were cut away.
             }
@@ -119,10 +125,21 @@ fn resize_array(array: &mut CutArray<'_>, resized: &Resized) -> Result<()> {
     }
     // Class numbers in a mask must not be interpolated.
     let resized = if array.cut.rank == 3 { *resized } else { Resized { filter: Filter::Nearest, ..*resized } };
-    let geometry = Geometry { crop: Region::whole(from_width, from_height), resized: Some(resized), window: Region::whole(width, height) };
+    let geometry = Geometry {
+        crop: Region::whole(from_width, from_height),
+        resized: Some(resized),
+        window: Region::whole(width, height),
+    };
     let (channels, size) = (array.cut.size[2], array.dtype.size()); // A mask's third size is 1.
     let mut out = vec![0; height * width * channels * size];
-    resize::resize_pixels(&array.materialised()?, (from_width, from_height), channels, 8 * size as u8, &geometry, &mut out)?;
+    resize::resize_pixels(
+        &array.materialised()?,
+        (from_width, from_height),
+        channels,
+        8 * size as u8,
+        &geometry,
+        &mut out,
+    )?;
     *array = CutArray::new(Cow::Owned(out), array.dtype, &[height, width, channels][..array.cut.rank]);
     Ok(())
 }
@@ -163,14 +180,18 @@ fn move_point(point: &mut [f32], motion: &Motion, size: &[usize]) {
 
 /// Drop boxes that are too small, together with their rows in the other columns. If the boxes were `lost`, all rows are dropped.
 pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], (min_size, min_area): (f32, f32), lost: bool) -> Result<()> {
-    let mut keep: Vec<bool> = match on.iter().find_map(|at| if let Cell::Boxes(rows) = &cells[*at] { Some(rows) } else { None }) {
-        Some(rows) => {
-            rows.iter().map(|[x1, y1, x2, y2]| x2 - x1 >= min_size && y2 - y1 >= min_size && (x2 - x1) * (y2 - y1) >= min_area).collect()
-        }
-        None => return Ok(()),
-    };
+    let mut keep: Vec<bool> =
+        match on.iter().find_map(|at| if let Cell::Boxes(rows) = &cells[*at] { Some(rows) } else { None }) {
+            Some(rows) => rows
+                .iter()
+                .map(|[x1, y1, x2, y2]| x2 - x1 >= min_size && y2 - y1 >= min_size && (x2 - x1) * (y2 - y1) >= min_area)
+                .collect(),
+            None => return Ok(()),
+        };
     if lost && keep.is_empty() {
-        let rows = on.iter().find_map(|at| if let Cell::Array(array) = &cells[*at] { array.cut.size().first().copied() } else { None });
+        let rows = on
+            .iter()
+            .find_map(|at| if let Cell::Array(array) = &cells[*at] { array.cut.size().first().copied() } else { None });
         keep = vec![false; rows.unwrap_or(0)];
     }
     let kept = |index: &usize| keep[*index];
@@ -181,20 +202,27 @@ pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], (min_size, min_area): (f32
             _ => keep.len(),
         };
         if rows != keep.len() {
-            return Err(Error::new("invalid-value", format!("found {} boxes, but {rows} rows in a column that follows them", keep.len())));
+            return Err(Error::new(
+                "invalid-value",
+                format!("found {} boxes, but {rows} rows in a column that follows them", keep.len()),
+            ));
         }
         match &mut cells[*at] {
             Cell::Boxes(rows) => *rows = (0..rows.len()).filter(kept).map(|index| rows[index]).collect(),
             Cell::Array(array) => {
                 let (data, mut size) = (array.materialised()?, array.cut.size().to_vec());
                 let row_bytes = data.len().checked_div(keep.len()).unwrap_or(0);
-                let data = (0..keep.len()).filter(kept).flat_map(|index| data[index * row_bytes..][..row_bytes].to_vec()).collect();
+                let data = (0..keep.len())
+                    .filter(kept)
+                    .flat_map(|index| data[index * row_bytes..][..row_bytes].to_vec())
+                    .collect();
                 size[0] = keep.iter().filter(|keep| **keep).count();
                 *array = CutArray::new(Cow::Owned(data), array.dtype, &size);
             }
             Cell::Points(numbers, _) => {
                 let each = numbers.len().checked_div(keep.len()).unwrap_or(0);
-                *numbers = (0..keep.len()).filter(kept).flat_map(|index| numbers[index * each..][..each].to_vec()).collect();
+                *numbers =
+                    (0..keep.len()).filter(kept).flat_map(|index| numbers[index * each..][..each].to_vec()).collect();
             }
             _ => {}
         }

@@ -149,7 +149,13 @@ impl Operation {
 
 /// Apply a transform to the columns `cells[on]` of one sample. The first image, mask or tensor determines the size. `lost` says whether
 /// boxes were removed because their image is null.
-pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws, lost: &mut bool) -> Result<()> {
+pub fn apply(
+    operation: &Operation,
+    cells: &mut [Cell<'_>],
+    on: &[usize],
+    draws: &mut Draws,
+    lost: &mut bool,
+) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(cells, on, (*min_size, *min_area), *lost);
     }
@@ -215,8 +221,13 @@ pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Resu
                 let (mut low, mut high) = (-before, size[dimension] as i64 + after);
                 if high - low < *wanted as i64 {
                     if !pad_if_needed {
-                        let text = format!("RandomCrop of {wanted} does not fit dimension {dimension}, whose size is {}", high - low);
-                        return Err(Error::new("invalid-value", text).hint("use pad_if_needed=True, or put a Resize before it"));
+                        let text = format!(
+                            "RandomCrop of {wanted} does not fit dimension {dimension}, whose size is {}",
+                            high - low
+                        );
+                        return Err(
+                            Error::new("invalid-value", text).hint("use pad_if_needed=True, or put a Resize before it")
+                        );
                     }
                     // Like torchvision, pad each side by the whole difference.
                     let missing = *wanted as i64 - (high - low);
@@ -235,8 +246,13 @@ pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Resu
         Operation::RandomHorizontalFlip { p } => draws.by_chance(*p).then_some(Motion::Mirror(1)).into_iter().collect(),
         Operation::RandomVerticalFlip { p } => draws.by_chance(*p).then_some(Motion::Mirror(0)).into_iter().collect(),
         Operation::Pad { padding, fill } => {
-            let padded = |(dimension, size): (usize, &usize)| (-padding_of(padding, dimension).0, padded_size(*size, padding, dimension));
-            vec![Motion::Crop { boxes: size.iter().take(padding.len() / 2).enumerate().map(padded).collect(), fill: *fill }]
+            let padded = |(dimension, size): (usize, &usize)| {
+                (-padding_of(padding, dimension).0, padded_size(*size, padding, dimension))
+            };
+            vec![Motion::Crop {
+                boxes: size.iter().take(padding.len() / 2).enumerate().map(padded).collect(),
+                fill: *fill,
+            }]
         }
         Operation::TokenChunks { length, pad, random } => {
             let spare = size[0].saturating_sub(*length) as u64;
@@ -260,7 +276,9 @@ pub fn resize(operation: &Operation, sizes: &mut [usize]) {
         }
         (Operation::TokenChunks { length, .. }, [first, ..]) => *first = *length,
         (Operation::Grayscale { channels: to, .. }, [_, _, channels]) => *channels = *to,
-        (Operation::Resize { size, max_size, .. }, [height, width, ..]) => (*height, *width) = resized(*height, *width, size, *max_size),
+        (Operation::Resize { size, max_size, .. }, [height, width, ..]) => {
+            (*height, *width) = resized(*height, *width, size, *max_size)
+        }
         (Operation::RandomResizedCrop { size, .. }, [height, width, ..]) => (*height, *width) = (size[0], size[1]),
         (Operation::RandomAffine(affine), [height, width, ..]) if affine.expand => {
             let diagonal = (*height as f64).hypot(*width as f64) as usize + 2;
@@ -273,7 +291,9 @@ pub fn resize(operation: &Operation, sizes: &mut [usize]) {
 /// Return whether an operation interpolates pixels. Interpolation takes two passes.
 pub fn resizes(operation: &Operation) -> bool {
     match operation {
-        Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => !interpolation.is_nearest(),
+        Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => {
+            !interpolation.is_nearest()
+        }
         _ => false,
     }
 }
@@ -326,7 +346,13 @@ pub fn random_sides(area: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut
 }
 
 /// Choose the box for a RandomResizedCrop as torchvision does.
-fn resized_crop(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Vec<(i64, usize)> {
+fn resized_crop(
+    height: usize,
+    width: usize,
+    scale: &[f64; 2],
+    ratio: &[f64; 2],
+    draws: &mut Draws,
+) -> Vec<(i64, usize)> {
     for _ in 0..10 {
         let (w, h) = random_sides(height * width, scale, ratio, draws);
         if (1..=width).contains(&w) && (1..=height).contains(&h) {

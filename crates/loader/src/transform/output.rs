@@ -12,9 +12,8 @@ use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
-use crate::transform::cell::{self, Cell, CutArray, FORMATS, Image};
-use crate::transform::colour::is_colour;
-use crate::transform::dtypes::{is_float, is_number, is_unfit, scale_between, unit_scale};
+use crate::transform::cell::{self, Cell, CutArray, Image};
+use crate::transform::dtypes::{is_float, is_number, scale_between, unit_scale};
 use crate::transform::operation::{Operation, padded_size, padding_of};
 
 /// One output column of a batch.
@@ -158,45 +157,19 @@ impl Output {
     /// Update shape and dtype for a transform that `check` has accepted.
     pub fn transformed(&mut self, operation: &Operation) -> Result<()> {
         self.changed |= !matches!(operation, Operation::ConvertBoxes { .. });
-        let misfit = |text: &str| Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)));
+        let name = self.name.clone();
+        let misfit = |text: String| {
+            Err(Error::new("invalid-argument", format!("{} does not fit `{name}`: {text}", operation.name())))
+        };
         let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
         match operation {
-            Operation::Normalize { mean, std } => {
-                let channels = self.shape.last().copied().flatten();
-                let fits = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
-                if !fits(mean) || !fits(std) {
-                    return misfit(&format!("{} means and {} deviations for {:?} channels", mean.len(), std.len(), channels.unwrap_or(1)));
-                }
-                let source = self.dtype;
-                let convert =
-                    self.convert.get_or_insert_with(|| Convert { to: Dtype::Float32, scale: vec![unit_scale(source)], bias: vec![0.0] });
-                if !is_float(convert.to) {
-                    return misfit(&format!("ToDtype already made its dtype {}, expected floating point", convert.to.name()));
-                }
-                convert.normalise(mean, std);
-                self.dtype = convert.to;
-            }
-            Operation::ToDtype { dtype, scale } => {
-                let to = Dtype::from_name(dtype).filter(|to| is_number(*to));
-                let Some(to) = to else { return misfit(&format!("cannot convert to dtype `{dtype}`")) };
-                if self.convert.is_some() && !is_float(self.dtype) {
-                    return misfit(&format!(
-                        "ToDtype already made its dtype {}; a conversion to whole numbers comes last",
-                        self.dtype.name()
-                    ));
-                }
-                let scale = if *scale { scale_between(self.dtype, to) } else { Some(1.0) };
-                let Some(scale) = scale else {
-                    return misfit(&format!("cannot scale {} to {}; convert it to float32 first", self.dtype.name(), to.name()));
-                };
-                let convert = self.convert.get_or_insert_with(|| Convert::cast(to));
-                convert.to = to;
-                convert.scale.iter_mut().chain(&mut convert.bias).for_each(|factor| *factor *= scale);
-                self.dtype = to;
-            }
+            Operation::Normalize { mean, std } => self.normalize(mean, std).or_else(misfit)?,
+            Operation::ToDtype { dtype, scale } => self.convert_to(dtype, *scale).or_else(misfit)?,
             Operation::RandomErasing { .. } => {}
             Operation::ConvertBoxes { format } => self.role = Role::Boxes(format.clone()),
-            _ if self.convert.is_some() && spatial => return misfit("it must come before ToDtype and Normalize"),
+            _ if self.convert.is_some() && spatial => {
+                return misfit("it must come before ToDtype and Normalize".into());
+            }
             Operation::Resize { size, .. } if spatial => {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
                 self.shape[..2].copy_from_slice(&known);
@@ -205,12 +178,17 @@ impl Output {
                 if let Operation::RandomCrop { padding, pad_if_needed: false, .. } = operation
                     && let Some(dimension) = self.lacks(size, padding.as_deref())
                 {
-                    return misfit(&format!("it has fewer than {} elements in dimension {dimension}; see pad_if_needed", size[dimension]));
+                    return misfit(format!(
+                        "it has fewer than {} elements in dimension {dimension}; see pad_if_needed",
+                        size[dimension]
+                    ));
                 }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
             Operation::Grayscale { channels, .. } if self.is_picture() => self.shape[2] = Some(*channels),
-            Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),
+            Operation::RandomResizedCrop { size, .. } if spatial => {
+                (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1]))
+            }
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
             Operation::RandomAffine(affine) if affine.expand && spatial => self.shape[..2].fill(None),
             Operation::Pad { padding, .. } if spatial => {
@@ -220,6 +198,53 @@ impl Output {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Convert to floating point with these means and deviations. Returns why the result does not fit as an error.
+    fn normalize(&mut self, mean: &[f32], std: &[f32]) -> std::result::Result<(), String> {
+        let channels = self.shape.last().copied().flatten();
+        let fits = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
+        if !fits(mean) || !fits(std) {
+            return Err(format!(
+                "{} means and {} deviations for {:?} channels",
+                mean.len(),
+                std.len(),
+                channels.unwrap_or(1)
+            ));
+        }
+        let source = self.dtype;
+        let convert = self.convert.get_or_insert_with(|| Convert {
+            to: Dtype::Float32,
+            scale: vec![unit_scale(source)],
+            bias: vec![0.0],
+        });
+        if !is_float(convert.to) {
+            return Err(format!("ToDtype already made its dtype {}, expected floating point", convert.to.name()));
+        }
+        convert.normalise(mean, std);
+        self.dtype = convert.to;
+        Ok(())
+    }
+
+    /// Convert to a dtype, from the range of the current one to that of the new one if `is_scaled`. Returns why the result does not fit as an error.
+    fn convert_to(&mut self, dtype: &str, is_scaled: bool) -> std::result::Result<(), String> {
+        let to = Dtype::from_name(dtype).filter(|to| is_number(*to));
+        let to = to.ok_or_else(|| format!("cannot convert to dtype `{dtype}`"))?;
+        if self.convert.is_some() && !is_float(self.dtype) {
+            return Err(format!(
+                "ToDtype already made its dtype {}; a conversion to whole numbers comes last",
+                self.dtype.name()
+            ));
+        }
+        let scale = if is_scaled { scale_between(self.dtype, to) } else { Some(1.0) };
+        let scale = scale.ok_or_else(|| {
+            format!("cannot scale {} to {}; convert it to float32 first", self.dtype.name(), to.name())
+        })?;
+        let convert = self.convert.get_or_insert_with(|| Convert::cast(to));
+        convert.to = to;
+        convert.scale.iter_mut().chain(&mut convert.bias).for_each(|factor| *factor *= scale);
+        self.dtype = to;
         Ok(())
     }
 
@@ -234,10 +259,15 @@ impl Output {
     pub fn cell<'a>(&self, input: &Input<'a>, pool: &'a Pool) -> Result<Cell<'a>> {
         let Some(bytes) = input.bytes else { return Ok(Cell::Null) };
         let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
-        let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
+        let numbers =
+            || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
-            Role::Image { orientation, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?),
-            Role::Image { orientation, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?)),
+            Role::Image { orientation, mode: Mode::Rgb } => {
+                Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?)
+            }
+            Role::Image { orientation, mode } => {
+                Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?))
+            }
             Role::Mask => Cell::Array(cell::mask(bytes, Config::limits())?),
             Role::Boxes(format) => match input.column.kind.box_format() {
                 // Boxes that stay as they are must not be rounded.
@@ -246,161 +276,13 @@ impl Output {
                 }
                 _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes())),
             },
-            Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
-            _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes()) }),
+            Role::Keypoints(each) => {
+                Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each])
+            }
+            _ => Cell::Array(CutArray {
+                window: input.window,
+                ..CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes())
+            }),
         })
     }
-}
-
-/// Check a transform's parameters.
-fn check_parameters(operation: &Operation) -> Result<()> {
-    let name = operation.name();
-    let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
-    let sizes = |size: &[usize], counts: &[usize]| {
-        if size.contains(&0) || !counts.contains(&size.len()) {
-            wrong(format!("size={size:?}, expected numbers above 0 in a list whose length is one of {counts:?}"))
-        } else {
-            Ok(())
-        }
-    };
-    let chance = |p: f64| if (0.0..=1.0).contains(&p) { Ok(()) } else { wrong(format!("p={p}, expected 0 to 1")) };
-    match operation {
-        Operation::Resize { size, .. } => sizes(size, &[1, 2])?,
-        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } => sizes(size, &[1, 2, 3, 4, 5, 6, 7, 8])?,
-        Operation::RandomResizedCrop { size, scale, ratio, .. } => {
-            sizes(size, &[2])?;
-            let ordered = |range: &[f64; 2]| range[0] > 0.0 && range[0] <= range[1] && range[1].is_finite();
-            if !ordered(scale) || !ordered(ratio) {
-                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) with 0 < low <= high"));
-            }
-        }
-        Operation::RandomHorizontalFlip { p } | Operation::RandomVerticalFlip { p } => chance(*p)?,
-        Operation::Normalize { mean, std }
-            if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) =>
-        {
-            return wrong(format!("mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"));
-        }
-        Operation::ColorJitter { brightness, contrast, saturation, hue } => {
-            let ranges = [(brightness, f64::INFINITY), (contrast, f64::INFINITY), (saturation, f64::INFINITY), (hue, 0.5)];
-            for (range, most) in ranges {
-                let least = if most == 0.5 { -0.5 } else { 0.0 };
-                if range.is_some_and(|[low, high]| !(least <= low && low <= high && high <= most && high.is_finite())) {
-                    return wrong(format!("the range {range:?} is not within {least} to {most}"));
-                }
-            }
-        }
-        Operation::Grayscale { p, .. } => chance(*p)?,
-        Operation::GaussianBlur { kernel, sigma } => {
-            let odd = kernel.iter().all(|size| size % 2 == 1);
-            if !odd || sigma[0] <= 0.0 || sigma[0] > sigma[1] || !sigma[1].is_finite() {
-                return wrong(format!("kernel={kernel:?}, sigma={sigma:?}, expected odd sizes, and 0 < low <= high"));
-            }
-        }
-        Operation::RandomErasing { p, scale, ratio, .. } => {
-            chance(*p)?;
-            if !(0.0 <= scale[0] && scale[0] <= scale[1] && scale[1] <= 1.0 && 0.0 < ratio[0] && ratio[0] <= ratio[1]) {
-                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"));
-            }
-        }
-        Operation::RandomAffine(affine) => affine.wrong().map_or(Ok(()), wrong)?,
-        Operation::ConvertBoxes { format } if !FORMATS.contains(&format.as_str()) => {
-            return wrong(format!("format=`{format}`, expected one of {}", FORMATS.join(", ")));
-        }
-        Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
-        _ => {}
-    }
-    Ok(())
-}
-
-/// Return why the values of a result cannot be those that an operation fills in, or None.
-fn unfit_fill(operation: &Operation, output: &Output) -> Option<String> {
-    let (what, fill) = match operation {
-        Operation::Pad { fill, .. } | Operation::RandomCrop { fill, .. } => ("fill", *fill),
-        Operation::TokenChunks { pad, .. } => ("pad", *pad),
-        Operation::RandomAffine(affine) if output.role == Role::Mask => ("mask_fill", affine.mask_fill.into()),
-        _ => return None,
-    };
-    let holds_values = matches!(output.role, Role::Image { .. } | Role::Mask | Role::Tensor);
-    let dtype = if output.role == Role::Mask { Dtype::Uint8 } else { output.stored_dtype };
-    (holds_values && is_unfit(fill, dtype))
-        .then(|| format!("{what}={fill} does not fit `{}`, whose values are {}", output.name, dtype.name()))
-}
-
-/// Check a transform's parameters, and that the transform fits every result in `on`.
-pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
-    check_parameters(operation)?;
-    let name = operation.name();
-    let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
-    for output in on.iter().map(|at| &outputs[*at]) {
-        if let Some(text) = unfit_fill(operation, output) {
-            return wrong(text);
-        }
-        let fits = match (operation, &output.role) {
-            (_, Role::Other) => false,
-            (operation, Role::Image { .. } | Role::Tensor) if is_colour(operation) => {
-                let channels = output.shape.get(2).copied().flatten();
-                let fits = match operation {
-                    Operation::RandomErasing { value, .. } => channels.is_some_and(|channels| [1, channels].contains(&value.len())),
-                    _ => matches!(channels, Some(1 | 3)),
-                };
-                if !(fits && output.shape.len() == 3 && output.stored_dtype == Dtype::Uint8) {
-                    let text = format!("{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels", output.name);
-                    return Err(Error::new("invalid-argument", text)
-                        .hint("declare the column as ps.Image(), or as a uint8 tensor (height, width, 3)"));
-                }
-                true
-            }
-            (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
-                let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
-                return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
-            }
-            (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
-                matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
-            }
-            (Operation::Resize { .. } | Operation::RandomResizedCrop { .. }, Role::Tensor) => false,
-            (Operation::RandomAffine(affine), Role::Image { .. } | Role::Tensor) => {
-                let channels = output.shape.get(2).copied().flatten();
-                if affine.fill.len() != 1 && channels != Some(affine.fill.len()) {
-                    let channels = channels.map_or("an unknown number of".into(), |channels| channels.to_string());
-                    return wrong(format!("fill has {} values, but `{}` has {channels} channels", affine.fill.len(), output.name));
-                }
-                if output.shape.len() == 3 && !matches!(output.stored_dtype, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
-                    return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored_dtype.name()));
-                }
-                if let Some(fill) = affine.fill.iter().find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored_dtype)) {
-                    return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored_dtype.name()));
-                }
-                output.shape.len() == 3
-            }
-            (Operation::ConvertBoxes { .. }, role) => matches!(role, Role::Boxes(_)),
-            (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
-            (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,
-            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => size.len() <= output.shape.len(),
-            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, _) => size.len() == 2,
-            (Operation::Pad { padding, .. }, Role::Tensor) => padding.len() / 2 <= output.shape.len(),
-            (Operation::Pad { padding, .. }, _) => padding.len() == 4,
-            (Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. }, Role::Tensor) => output.shape.len() >= 2,
-            _ => true,
-        };
-        if !fits {
-            let what = match &output.role {
-                Role::Tensor => format!("a tensor with {} dimensions", output.shape.len()),
-                Role::Image { .. } => "an image".into(),
-                Role::Mask => "a mask".into(),
-                Role::Boxes(_) => "boxes".into(),
-                Role::Keypoints(_) => "keypoints".into(),
-                Role::Other => "not an image, mask, boxes, keypoints or tensor".into(),
-            };
-            return Err(Error::new("invalid-argument", format!("{name} does not fit `{}`: it is {what}", output.name)));
-        }
-    }
-    if on.iter().all(|at| outputs[*at].is_follower())
-        && !matches!(operation, Operation::SanitizeBoundingBoxes { .. } | Operation::ConvertBoxes { .. })
-    {
-        return wrong(format!("`{}` follows an image, mask or tensor, but on= contains none", outputs[on[0]].name));
-    }
-    if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {
-        return wrong("on= contains no boxes".into());
-    }
-    Ok(())
 }

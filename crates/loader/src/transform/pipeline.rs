@@ -9,10 +9,11 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
+use crate::transform::check::check;
 use crate::transform::colour::{self, copies, is_colour};
 use crate::transform::crops;
 use crate::transform::operation::{self, Operation, Transform};
-use crate::transform::output::{Input, MediaForm, Output, Role, check};
+use crate::transform::output::{Input, MediaForm, Output, Role};
 
 /// Results that share transforms and are therefore made together, sample by sample.
 #[derive(Debug, Clone)]
@@ -41,9 +42,13 @@ impl Pipeline {
         form: MediaForm,
         seed: u64,
     ) -> Result<Pipeline> {
-        let made = outputs.into_iter().map(|(name, column)| Output::new(name, column, &specs[column], form)).collect::<Result<Vec<_>>>();
+        let made = outputs
+            .into_iter()
+            .map(|(name, column)| Output::new(name, column, &specs[column], form))
+            .collect::<Result<Vec<_>>>();
         let mut pipeline = Pipeline { outputs: made?, groups: Vec::new(), plain: Vec::new() };
-        let places: HashMap<String, usize> = pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
+        let places: HashMap<String, usize> =
+            pipeline.outputs.iter().enumerate().map(|(at, output)| (output.name.clone(), at)).collect();
         // The group of each result. Every transform merges the groups of its results.
         let mut group: Vec<usize> = (0..pipeline.outputs.len()).collect();
         let mut touched = vec![false; group.len()];
@@ -52,7 +57,8 @@ impl Pipeline {
             let on = transform.on.iter().map(|name| {
                 places.get(name).copied().ok_or_else(|| {
                     let names: Vec<&str> = pipeline.outputs.iter().map(|output| output.name.as_str()).collect();
-                    let text = format!("{} applies to `{name}`, which the loader does not return", transform.operation.name());
+                    let text =
+                        format!("{} applies to `{name}`, which the loader does not return", transform.operation.name());
                     Error::new("invalid-argument", text).hint(format!("the loader returns {}", names.join(", ")))
                 })
             });
@@ -66,11 +72,14 @@ impl Pipeline {
             }
             check(&operation, &on, &pipeline.outputs)?;
             let erases = |(earlier, of): &(Operation, Vec<usize>)| {
-                matches!(earlier, Operation::RandomErasing { converted: true, .. }) && on.iter().any(|at| of.contains(at))
+                matches!(earlier, Operation::RandomErasing { converted: true, .. })
+                    && on.iter().any(|at| of.contains(at))
             };
             if matches!(operation, Operation::Normalize { .. } | Operation::ToDtype { .. }) && ons.iter().any(erases) {
-                let text = format!("{} comes after RandomErasing, whose values are those of the result", operation.name());
-                return Err(Error::new("invalid-argument", text).hint("put RandomErasing last, or before the first ToDtype or Normalize"));
+                let text =
+                    format!("{} comes after RandomErasing, whose values are those of the result", operation.name());
+                return Err(Error::new("invalid-argument", text)
+                    .hint("put RandomErasing last, or before the first ToDtype or Normalize"));
             }
             for at in &on {
                 pipeline.outputs[*at].transformed(&operation)?;
@@ -87,10 +96,13 @@ impl Pipeline {
                 pipeline.plain.extend(outputs);
                 continue;
             }
-            let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
+            let inside = |on: &[usize]| {
+                on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>()
+            };
             let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
             let transforms = ons.iter().enumerate();
-            let transforms = transforms.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?)));
+            let transforms = transforms
+                .filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?)));
             pipeline.groups.push(OutputGroup { transforms: transforms.collect(), outputs });
         }
         pipeline.plain.sort_unstable();
@@ -116,7 +128,8 @@ impl Pipeline {
         let pixels = |height: usize, width: usize| height as u64 * width as u64;
         // Resizing makes an intermediate image in which one side already has its final size. This is the height for 8-bit
         // pixels and the width for 16-bit pixels.
-        let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
+        let shallow =
+            matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
         let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
             let mut to = [from.0, from.1];
             operation::resize(operation, &mut to);
@@ -129,7 +142,9 @@ impl Pipeline {
             let enlarged = if before.max(after) > pixels(height, width) { before + after } else { 0 };
             (to, between.max(own).max(enlarged))
         });
-        let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
+        let made = pixels(to_height, to_width)
+            * channels as u64
+            * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
         // The decoder's output is counted twice, because it may be copied before it reaches its place in the batch.
         Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
     }
@@ -157,7 +172,14 @@ impl Pipeline {
 
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`
     /// provides memory for pixels.
-    pub fn sample<'a>(&self, group: &OutputGroup, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
+    pub fn sample<'a>(
+        &self,
+        group: &OutputGroup,
+        inputs: &[Input<'a>],
+        epoch: u64,
+        draw: u64,
+        pool: &'a Pool,
+    ) -> Result<Vec<Cell<'a>>> {
         let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
         let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;
         let mut lost = false;

@@ -61,15 +61,22 @@ impl Affine {
 
     /// Return what is wrong with the parameters, or None.
     pub fn wrong(&self) -> Option<String> {
-        let ordered = |range: &[f64; 2], low: f64, high: f64| low <= range[0] && range[0] <= range[1] && range[1] <= high;
+        let ordered =
+            |range: &[f64; 2], low: f64, high: f64| low <= range[0] && range[0] <= range[1] && range[1] <= high;
         if !ordered(&self.degrees, -FAR, FAR) {
-            return Some(format!("degrees={:?}, expected (low, high) with low <= high, from -{FAR} to {FAR}", self.degrees));
+            return Some(format!(
+                "degrees={:?}, expected (low, high) with low <= high, from -{FAR} to {FAR}",
+                self.degrees
+            ));
         }
         if let Some(shifts) = self.translate.filter(|shifts| !shifts.iter().all(|shift| (0.0..=1.0).contains(shift))) {
             return Some(format!("translate={shifts:?}, expected two numbers from 0 to 1"));
         }
         if let Some(scale) = self.scale.filter(|scale| !ordered(scale, 1.0 / FAR, FAR)) {
-            return Some(format!("scale={scale:?}, expected (low, high) with 0 < low <= high, from {} to {FAR}", 1.0 / FAR));
+            return Some(format!(
+                "scale={scale:?}, expected (low, high) with 0 < low <= high, from {} to {FAR}",
+                1.0 / FAR
+            ));
         }
         if let Some(shear) = self.shear.filter(|shear| !shear.iter().all(|range| ordered(range, -89.0, 89.0))) {
             return Some(format!("shear={shear:?}, expected angles from -89 to 89, with low <= high"));
@@ -150,7 +157,8 @@ fn expanded(back: &Matrix, height: f64, width: f64) -> (usize, usize) {
     if back[0] == 0.0 && back[4] == 0.0 {
         return (width as usize, height as usize); // A quarter turn. Rounding the corners would add a pixel.
     }
-    let corners = [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)].map(|(x, y)| applied(back, x * width, y * height));
+    let corners =
+        [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)].map(|(x, y)| applied(back, x * width, y * height));
     let side = |places: [f64; 4], size: f64| {
         let [low, high] = ends(places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4));
         (high.ceil() - low.floor()).max(1.0) as usize
@@ -187,7 +195,8 @@ impl Warp {
         let (channels, is_mask) = (array.cut.size[2], size.len() == 2); // A mask's third size is 1.
         let (bilinear, fill) = if is_mask { (false, vec![self.mask_fill]) } else { (self.bilinear, self.fill.clone()) };
         let fill: Vec<f32> = fill.iter().copied().cycle().take(channels).collect();
-        let pixels = if array.cut.is_whole() { Cow::Borrowed(&array.data[..]) } else { Cow::Owned(array.materialised()?) };
+        let pixels =
+            if array.cut.is_whole() { Cow::Borrowed(&array.data[..]) } else { Cow::Owned(array.materialised()?) };
         let source = SourcePixels { bytes: &pixels, height: size[0], width: size[1], channels, fill: &fill };
         let made = match (array.dtype, channels) {
             (Dtype::Uint8, 1) => self.filled::<u8, 1>(&source, bilinear),
@@ -195,7 +204,9 @@ impl Warp {
             (Dtype::Uint8, _) => self.filled::<u8, 0>(&source, bilinear),
             (Dtype::Uint16, _) => self.filled::<u16, 0>(&source, bilinear),
             (Dtype::Float32, _) => self.filled::<f32, 0>(&source, bilinear),
-            (dtype, _) => return Err(Error::new("invalid-value", format!("cannot turn pixels of dtype {}", dtype.name()))),
+            (dtype, _) => {
+                return Err(Error::new("invalid-value", format!("cannot turn pixels of dtype {}", dtype.name())));
+            }
         };
         Ok(CutArray::new(Cow::Owned(made), array.dtype, &[self.height, self.width, channels][..size.len()]))
     }
@@ -279,7 +290,13 @@ impl SourcePixels<'_> {
 
     /// Mix four pixels for each pixel of a part of a row, where all of them are inside the image. Positions are counted in parts of 2^-32.
     #[inline(always)]
-    fn inner<V: Value, const CHANNELS: usize>(&self, from: (f64, f64), step: (f64, f64), beyond: &[u8], out: &mut [u8]) {
+    fn inner<V: Value, const CHANNELS: usize>(
+        &self,
+        from: (f64, f64),
+        step: (f64, f64),
+        beyond: &[u8],
+        out: &mut [u8],
+    ) {
         let channels = if CHANNELS == 0 { self.channels } else { CHANNELS };
         let (pixel, row) = (channels * V::SIZE, self.width * channels * V::SIZE);
         let counted = |place: f64| (place * 4_294_967_296.0) as i64;
@@ -289,7 +306,8 @@ impl SourcePixels<'_> {
             // Where rounding leaves the image after all, this is beyond the pixels.
             let begin = ((y >> 32) as usize).wrapping_mul(row).wrapping_add(((x >> 32) as usize).wrapping_mul(pixel));
             let (across, lower) = (fraction(x), fraction(y));
-            let weights = [(1.0 - across) * (1.0 - lower), across * (1.0 - lower), (1.0 - across) * lower, across * lower];
+            let weights =
+                [(1.0 - across) * (1.0 - lower), across * (1.0 - lower), (1.0 - across) * lower, across * lower];
             let place = column * pixel;
             // For pixels of three bytes, the compiler uses vector instructions for the byte after them as well.
             let more = usize::from(CHANNELS == 3 && V::SIZE == 1);
@@ -297,7 +315,11 @@ impl SourcePixels<'_> {
             let (above, below) = (group(begin), group(begin.wrapping_add(row)));
             let (Some(above), Some(below)) = (above, below) else {
                 let place_of = |from: f64, step: f64| from + step * column as f64;
-                self.bilinear::<V, CHANNELS>((place_of(from.0, step.0), place_of(from.1, step.1)), beyond, &mut out[place..place + pixel]);
+                self.bilinear::<V, CHANNELS>(
+                    (place_of(from.0, step.0), place_of(from.1, step.1)),
+                    beyond,
+                    &mut out[place..place + pixel],
+                );
                 continue;
             };
             if let ([a, b, c, d, e, f, g], [h, i, j, k, l, m, n], true) = (above, below, more == 1) {
@@ -309,7 +331,8 @@ impl SourcePixels<'_> {
             } else {
                 for channel in 0..channels {
                     let upper = V::read(above, channel) * weights[0] + V::read(above, channels + channel) * weights[1];
-                    let value = upper + V::read(below, channel) * weights[2] + V::read(below, channels + channel) * weights[3];
+                    let value =
+                        upper + V::read(below, channel) * weights[2] + V::read(below, channels + channel) * weights[3];
                     V::write(value, &mut out[place..place + pixel], channel);
                 }
             }
@@ -329,7 +352,8 @@ impl SourcePixels<'_> {
         let places = [(left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)];
         let pixels = places.map(|(x, y)| self.pixel::<V, CHANNELS>(x, y));
         // As torchvision does, pixels beyond the border count as 0, and the result is then mixed with the fill value.
-        let share: f32 = pixels.iter().zip(weights).map(|(pixel, weight)| if pixel.is_some() { weight } else { 0.0 }).sum();
+        let share: f32 =
+            pixels.iter().zip(weights).map(|(pixel, weight)| if pixel.is_some() { weight } else { 0.0 }).sum();
         for channel in 0..channels {
             let value = |pixel: &Option<&[u8]>| pixel.map_or(0.0, |pixel| V::read(pixel, channel));
             let sum: f32 = pixels.iter().zip(weights).map(|(pixel, weight)| value(pixel) * weight).sum();

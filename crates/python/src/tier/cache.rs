@@ -35,8 +35,11 @@ pub fn cache_status(py: Python<'_>, cache: &str) -> PyResult<Vec<Status>> {
     let status = py.detach(|| {
         let numbers = |counts: &Counts| counts.entries().to_vec();
         let of_drive = |drive: &Drive| {
-            let (total, stores) =
-                drive.usage.total().and_then(|total| Ok((total, drive.usage.stores()?))).map_err(|error| failed(drive.folder(), error))?;
+            let (total, stores) = drive
+                .usage
+                .total()
+                .and_then(|total| Ok((total, drive.usage.stores()?)))
+                .map_err(|error| failed(drive.folder(), error))?;
             let stores = stores.iter().map(|record| (record.store.clone(), numbers(&record.counts))).collect();
             Ok((drive.folder().display().to_string(), numbers(&total), stores))
         };
@@ -87,7 +90,8 @@ pub fn cache_pin(py: Python<'_>, cache: &str, store: &str, pinned: bool) -> PyRe
 pub fn cache_evict(py: Python<'_>, cache: &str, store: Option<&str>) -> PyResult<u64> {
     let freed = py.detach(|| {
         let of_drive = |drive: &Drive| {
-            upkeep::clear(drive, &|key| store.is_none_or(|store| key.store() == store)).map_err(|error| failed(drive.folder(), error))
+            upkeep::clear(drive, &|key| store.is_none_or(|store| key.store() == store))
+                .map_err(|error| failed(drive.folder(), error))
         };
         opened(cache)?.drives.iter().map(of_drive).sum::<penstock_error::Result<u64>>()
     });

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use crate::errors::{OrRaise, interrupted};
 
 fn parsed<'a, T: Deserialize<'a>>(json: &'a str) -> penstock_error::Result<T> {
-    serde_json::from_str(json).map_err(|error| Error::new("invalid-argument", format!("the configuration is not valid: {error}")))
+    serde_json::from_str(json)
+        .map_err(|error| Error::new("invalid-argument", format!("the configuration is not valid: {error}")))
 }
 
 /// Serve a cold store, as the configuration in JSON says, until SIGTERM or Ctrl-C. Calls `ready(address, status_address)` when connections are
@@ -22,11 +23,13 @@ pub fn serve(py: Python<'_>, config: &str, ready: Py<PyAny>) -> PyResult<()> {
     let report = |addresses: Addresses| {
         Python::attach(|py| {
             // A function that fails must not end the server.
-            let reported = ready.call1(py, (addresses.listen.to_string(), addresses.status.map(|status| status.to_string())));
+            let reported =
+                ready.call1(py, (addresses.listen.to_string(), addresses.status.map(|status| status.to_string())));
             reported.err().into_iter().for_each(|error| error.print(py));
         });
     };
-    py.detach(|| penstock_server::serve(config, penstock_format::ids::marker_of, report, |text| eprintln!("{text}"))).or_raise(py)
+    py.detach(|| penstock_server::serve(config, penstock_format::ids::marker_of, report, |text| eprintln!("{text}")))
+        .or_raise(py)
 }
 
 /// Check the configuration of a server, in JSON, and the files that it names, without serving or creating anything.
@@ -36,7 +39,7 @@ pub fn check_serve(py: Python<'_>, config: &str) -> PyResult<()> {
     py.detach(|| penstock_server::check(&config, |text| eprintln!("{text}"))).or_raise(py)
 }
 
-/// Go on, unless `see` failed or the user wants to stop.
+/// Return whether to continue: `see` did not fail, and the user does not want to stop.
 fn continues(failed: &Option<PyErr>) -> ControlFlow<()> {
     if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
@@ -47,7 +50,12 @@ type Tuned = (usize, f64, f64, Vec<(usize, f64, f64)>);
 /// Load an S3 endpoint, as the configuration in JSON says. Calls `see` with the lines of each interval, as a list of names and values, and returns
 /// the lines of the whole. With `tune`, searches for the number of workers at the knee and returns it instead. Last, returns one of the errors.
 #[pyfunction]
-pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResult<(Vec<Values>, Option<Tuned>, Option<String>)> {
+pub fn load(
+    py: Python<'_>,
+    config: &str,
+    tune: bool,
+    see: Py<PyAny>,
+) -> PyResult<(Vec<Values>, Option<Tuned>, Option<String>)> {
     let load: Load = parsed(config).or_raise(py)?;
     let mut failed = None;
     let done = py.detach(|| {
@@ -58,9 +66,11 @@ pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResul
             continues(&failed)
         };
         match tune {
-            false => penstock_server::load::run(&load, &mut each).map(|(lines, error)| (lines.iter().map(values).collect(), None, error)),
+            false => penstock_server::load::run(&load, &mut each)
+                .map(|(lines, error)| (lines.iter().map(values).collect(), None, error)),
             true => penstock_server::load::tune(&load, &mut each).map(|(tuned, error)| {
-                let steps = tuned.steps.iter().map(|step| (step.workers, step.bytes_per_second, step.mean_ms)).collect();
+                let steps =
+                    tuned.steps.iter().map(|step| (step.workers, step.bytes_per_second, step.mean_ms)).collect();
                 (Vec::new(), Some((tuned.workers, tuned.bytes_per_second, tuned.mean_ms, steps)), error)
             }),
         }

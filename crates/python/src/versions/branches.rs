@@ -63,23 +63,40 @@ fn outcome<'py>(py: Python<'py>, handle: &Snapshot, merged: Result<Merged>) -> P
 
 /// Merge another snapshot into the branch of this one.
 #[pyfunction]
-pub fn merge<'py>(py: Python<'py>, snapshot: &Snapshot, other: &str, chosen: Chosen, given: Given) -> PyResult<Outcome<'py>> {
-    let merged = py.detach(|| penstock_dataset::merge(&snapshot.inner, &SnapshotId::parse(other)?, &policies(chosen)?, texts(&given)));
+pub fn merge<'py>(
+    py: Python<'py>,
+    snapshot: &Snapshot,
+    other: &str,
+    chosen: Chosen,
+    given: Given,
+) -> PyResult<Outcome<'py>> {
+    let merged = py.detach(|| {
+        penstock_dataset::merge(&snapshot.inner, &SnapshotId::parse(other)?, &policies(chosen)?, texts(&given))
+    });
     outcome(py, snapshot, merged)
 }
 
 /// Copy the changes of one commit to the branch of this snapshot.
 #[pyfunction]
-pub fn cherry_pick<'py>(py: Python<'py>, snapshot: &Snapshot, commit: &str, chosen: Chosen, given: Given) -> PyResult<Outcome<'py>> {
-    let merged =
-        py.detach(|| penstock_dataset::cherry_pick(&snapshot.inner, &SnapshotId::parse(commit)?, &policies(chosen)?, texts(&given)));
+pub fn cherry_pick<'py>(
+    py: Python<'py>,
+    snapshot: &Snapshot,
+    commit: &str,
+    chosen: Chosen,
+    given: Given,
+) -> PyResult<Outcome<'py>> {
+    let merged = py.detach(|| {
+        penstock_dataset::cherry_pick(&snapshot.inner, &SnapshotId::parse(commit)?, &policies(chosen)?, texts(&given))
+    });
     outcome(py, snapshot, merged)
 }
 
 /// Give the branch of this snapshot the state of another snapshot.
 #[pyfunction]
 pub fn reset(py: Python<'_>, snapshot: &Snapshot, target: &str, given: Given) -> PyResult<Snapshot> {
-    let done = py.detach(|| penstock_dataset::reset(&snapshot.inner, &SnapshotId::parse(target)?, texts(&given))).or_raise(py)?;
+    let done = py
+        .detach(|| penstock_dataset::reset(&snapshot.inner, &SnapshotId::parse(target)?, texts(&given)))
+        .or_raise(py)?;
     Ok(Snapshot { inner: Arc::new(done), options: snapshot.options.clone() })
 }
 
@@ -91,7 +108,12 @@ type Counts = BTreeMap<&'static str, u64>;
 pub fn compact(py: Python<'_>, snapshot: &Snapshot, given: Given) -> PyResult<(Snapshot, Counts)> {
     let (done, counts) = py.detach(|| penstock_dataset::compact(&snapshot.inner, texts(&given))).or_raise(py)?;
     let Compacted { fragments, overlays, new_fragments, written_bytes, dropped, damaged } = counts;
-    let named = [("fragments", fragments), ("overlays", overlays), ("new_fragments", new_fragments), ("written_bytes", written_bytes)];
+    let named = [
+        ("fragments", fragments),
+        ("overlays", overlays),
+        ("new_fragments", new_fragments),
+        ("written_bytes", written_bytes),
+    ];
     let counts = named.into_iter().chain([("dropped_samples", dropped), ("damaged_fragments", damaged)]).collect();
     Ok((Snapshot { inner: Arc::new(done), options: snapshot.options.clone() }, counts))
 }

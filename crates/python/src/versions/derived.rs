@@ -18,7 +18,9 @@ use crate::versions::branches::{Given, texts};
 use crate::versions::snapshot::Snapshot;
 
 fn ids(texts: &[String]) -> Result<Vec<Id>> {
-    let id = |text: &String| Id::parse(text).ok_or_else(|| Error::new("invalid-argument", format!("`{text}` is not the id of an object")));
+    let id = |text: &String| {
+        Id::parse(text).ok_or_else(|| Error::new("invalid-argument", format!("`{text}` is not the id of an object")))
+    };
     texts.iter().map(id).collect()
 }
 
@@ -60,9 +62,13 @@ pub fn attachments<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Vec<Bo
     let inner = &snapshot.inner;
     let found = py.detach(|| {
         let found = inner.attachments()?.into_iter();
-        found.map(|(attachment, rows)| Ok((attachment, rows, inner.content_of(attachment)?.to_vec()))).collect::<Result<Vec<_>>>()
+        found
+            .map(|(attachment, rows)| Ok((attachment, rows, inner.content_of(attachment)?.to_vec())))
+            .collect::<Result<Vec<_>>>()
     });
-    let name = |column: &u64| inner.schema.columns.iter().find(|spec| spec.id == *column).map(|spec: &ColumnSpec| spec.name.clone());
+    let name = |column: &u64| {
+        inner.schema.columns.iter().find(|spec| spec.id == *column).map(|spec: &ColumnSpec| spec.name.clone())
+    };
     let dict = |(attachment, rows, content): (&Attachment, RowIds, Vec<u8>)| {
         let dict = PyDict::new(py);
         dict.set_item("kind", &attachment.kind)?;
@@ -110,7 +116,13 @@ pub fn statistics<'py>(py: Python<'py>, snapshot: &Snapshot, column: &str) -> Py
 
 /// Return the runs of positions, each as (first, end), whose fragments may have a value from `least` to `most`. Both are numbers, or bytes of text.
 #[pyfunction]
-pub fn may_have(py: Python<'_>, snapshot: &Snapshot, column: &str, least: Ends, most: Ends) -> PyResult<Vec<(u64, u64)>> {
+pub fn may_have(
+    py: Python<'_>,
+    snapshot: &Snapshot,
+    column: &str,
+    least: Ends,
+    most: Ends,
+) -> PyResult<Vec<(u64, u64)>> {
     let span = match (least, most) {
         (Ends::Signed(least), Ends::Signed(most)) => Span::Signed(least, most),
         (Ends::Float(least), Ends::Float(most)) => Span::Float(least, most),

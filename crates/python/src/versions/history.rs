@@ -33,7 +33,9 @@ impl Diff {
             let (what, column) = match what {
                 Happened::Added => ("added", None),
                 Happened::Deleted => ("deleted", None),
-                Happened::Changed(id) => ("changed", self.schema.columns.iter().find(|spec| spec.id == id).map(|spec| spec.name.clone())),
+                Happened::Changed(id) => {
+                    ("changed", self.schema.columns.iter().find(|spec| spec.id == id).map(|spec| spec.name.clone()))
+                }
                 Happened::ColumnAdded(name) => ("column added", Some(name)),
                 Happened::ColumnDropped(name) => ("column dropped", Some(name)),
                 Happened::ColumnRenamed(name) => ("column renamed", Some(name)),
@@ -79,7 +81,11 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
     answer.set_item("kind", record.kind.name())?;
     answer.set_item("time_us", record.time_us)?;
     answer.set_item("samples", record.live)?;
-    let parents = record.parents.iter().map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid });
+    let parents = record.parents.iter().map(|parent| SnapshotId {
+        branch: parent.branch,
+        number: parent.number,
+        uuid: parent.uuid,
+    });
     answer.set_item("parents", parents.map(|id| id.to_string()).collect::<Vec<_>>())?;
     let transactions = record.transactions.iter().map(|transaction| {
         let of_one = PyDict::new(py);

@@ -88,7 +88,9 @@ pub fn open(
         match (snapshot, tag, &branch) {
             (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, id),
             (_, Some(tag), _) => penstock_dataset::Snapshot::open_tag(context, tag),
-            (_, _, (name, time_us)) => penstock_dataset::Snapshot::open_branch(context, name, *time_us, |text| early = Some(text)),
+            (_, _, (name, time_us)) => {
+                penstock_dataset::Snapshot::open_branch(context, name, *time_us, |text| early = Some(text))
+            }
         }
     });
     let inner = Arc::new(opened.or_raise(py)?);
@@ -102,10 +104,19 @@ pub fn open(
 /// Examine a location. Returns (name, good | None, (value, unit) | None, finding, advice) for each check.
 #[pyfunction]
 #[pyo3(signature = (uri, storage_options=None, io="auto"))]
-pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, String)>>, io: &str) -> PyResult<Vec<Found>> {
+pub fn doctor(
+    py: Python<'_>,
+    uri: &str,
+    storage_options: Option<Vec<(String, String)>>,
+    io: &str,
+) -> PyResult<Vec<Found>> {
     let options = options(storage_options, io).or_raise(py)?;
-    let findings = py.detach(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
-    Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.finding, found.advice)).collect())
+    let findings =
+        py.detach(|| penstock_dataset::examine(&Context::new(penstock_storage::open(uri, &options)?))).or_raise(py)?;
+    Ok(findings
+        .into_iter()
+        .map(|found| (found.name, found.good, found.measured, found.finding, found.advice))
+        .collect())
 }
 
 /// Return the local path that a path or a file URI names, or None for a URI of another store.
@@ -159,7 +170,9 @@ impl Snapshot {
     /// Return the columns of the schema, as JSON.
     #[getter]
     fn columns(&self, py: Python<'_>) -> PyResult<String> {
-        serde_json::to_string(&self.inner.schema.columns).map_err(|error| Error::new("internal", error.to_string())).or_raise(py)
+        serde_json::to_string(&self.inner.schema.columns)
+            .map_err(|error| Error::new("internal", error.to_string()))
+            .or_raise(py)
     }
 
     fn __len__(&self) -> usize {
@@ -185,7 +198,8 @@ impl Snapshot {
 
     /// Return the words of a category, ordered by code.
     fn vocabulary<'py>(&self, py: Python<'py>, column: &str) -> PyResult<Bound<'py, PyList>> {
-        let words = py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
+        let words =
+            py.detach(|| self.inner.column(column).and_then(|spec| self.inner.vocabulary(spec.id))).or_raise(py)?;
         PyList::new(py, words.iter())
     }
 
@@ -282,7 +296,11 @@ impl Snapshot {
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut progress = Progress::new(progress);
         let report: Report = py
-            .detach(|| penstock_dataset::verify(self.uncached()?.as_ref(), |report| progress.report(report.data_files, report.data_bytes)))
+            .detach(|| {
+                penstock_dataset::verify(self.uncached()?.as_ref(), |report| {
+                    progress.report(report.data_files, report.data_bytes)
+                })
+            })
             .or_raise(py)?;
         progress.ended()?;
         let answer = PyDict::new(py);
@@ -323,7 +341,10 @@ impl Snapshot {
     /// manifest and a few tails.
     fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, f64)> {
         py.detach(|| {
-            let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
+            let ids = columns
+                .iter()
+                .map(|name| Ok(self.inner.column(name)?.id))
+                .collect::<penstock_error::Result<Vec<u64>>>()?;
             let bytes = self.inner.column_bytes(&ids)?;
             Ok((bytes.stored, bytes.blocks, bytes.decoded_of_sample))
         })
@@ -334,7 +355,10 @@ impl Snapshot {
     /// limit). Reads the manifest.
     fn kept_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64)> {
         py.detach(|| {
-            let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
+            let ids = columns
+                .iter()
+                .map(|name| Ok(self.inner.column(name)?.id))
+                .collect::<penstock_error::Result<Vec<u64>>>()?;
             self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, file_cache_bytes()))
         })
         .or_raise(py)
@@ -356,7 +380,9 @@ impl Snapshot {
         })
         .or_raise(py)?;
         let changed = overlays.iter().filter(|overlay| overlay.has_values());
-        let count = |is: fn(&Overlay) -> bool| overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum::<u64>();
+        let count = |is: fn(&Overlay) -> bool| {
+            overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum::<u64>()
+        };
         Ok(vec![
             ("samples", record.live),
             ("deleted_samples", count(Overlay::is_deletion)),
@@ -375,7 +401,11 @@ impl Snapshot {
     fn without_value<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Runs<'py>, Runs<'py>)> {
         let (lacking, others) = py.detach(|| self.inner.without_value(self.inner.column(column)?)).or_raise(py)?;
         let runs = |ids: RowIds| {
-            let flat: Vec<i64> = ids.runs_in(0..u64::MAX).iter().flat_map(|(run, _)| [run.first.cast_signed(), run.count as i64]).collect();
+            let flat: Vec<i64> = ids
+                .runs_in(0..u64::MAX)
+                .iter()
+                .flat_map(|(run, _)| [run.first.cast_signed(), run.count as i64])
+                .collect();
             let shape = [flat.len() / 2, 2];
             PyArray1::from_vec(py, flat).reshape(shape)
         };

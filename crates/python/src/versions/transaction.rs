@@ -100,7 +100,10 @@ impl Transaction {
     fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
         if input::is_pulled_by(self.address()) {
             let text = "cannot use this transaction while it is reading a value in this thread";
-            return Err(Error::new("transaction-closed", text).hint("raise an exception from the value to abort the append")).or_raise(py);
+            return Err(
+                Error::new("transaction-closed", text).hint("raise an exception from the value to abort the append")
+            )
+            .or_raise(py);
         }
         if self.generation == generation() {
             return Ok(());
@@ -141,7 +144,10 @@ impl Transaction {
             .map_err(|error| Error::new("invalid-schema", format!("cannot add a column: {error}")))
             .or_raise(py)?;
         self.write(py, fill, "header", 0, |inner, mut inputs, validate| {
-            let spec = specs.into_iter().next().ok_or_else(|| Error::new("invalid-schema", "cannot add a column: none is given"))?;
+            let spec = specs
+                .into_iter()
+                .next()
+                .ok_or_else(|| Error::new("invalid-schema", "cannot add a column: none is given"))?;
             inner.add_column(spec, inputs.pop(), validate)
         })
     }
@@ -171,7 +177,10 @@ impl Transaction {
         let parse = |bytes: Vec<u8>| Stage::parse(&bytes.into()).context(|| "cannot add a stage".to_owned());
         let stages = stages.into_iter().map(parse).collect::<Result<Vec<Stage>>>().or_raise(py)?;
         let runs = self.change(py, |inner| inner.add(&stages))?;
-        Ok(runs.into_iter().map(|runs| runs.into_iter().map(|run| (run.first.cast_signed(), run.count)).collect()).collect())
+        Ok(runs
+            .into_iter()
+            .map(|runs| runs.into_iter().map(|run| (run.first.cast_signed(), run.count)).collect())
+            .collect())
     }
 
     /// Return the number of samples appended so far.
@@ -188,7 +197,9 @@ impl Transaction {
 
     /// Return the columns that the transaction sees, as JSON.
     fn columns(&self, py: Python<'_>) -> PyResult<String> {
-        self.locked(py, |inner| serde_json::to_string(&inner.schema().columns).map_err(|error| Error::new("internal", error.to_string())))
+        self.locked(py, |inner| {
+            serde_json::to_string(&inner.schema().columns).map_err(|error| Error::new("internal", error.to_string()))
+        })
     }
 
     /// Delete these samples.
@@ -206,7 +217,8 @@ impl Transaction {
         validate: &str,
         first_row: u64,
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let row_ids = self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.upsert(key, inputs, validate))?;
+        let row_ids = self
+            .write(py, columns, validate, first_row, |inner, inputs, validate| inner.upsert(key, inputs, validate))?;
         Ok(PyArray1::from_vec(py, row_ids))
     }
 
@@ -219,7 +231,9 @@ impl Transaction {
         validate: &str,
         first_row: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let missing = self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.update_on(key, inputs, validate))?;
+        let missing = self.write(py, columns, validate, first_row, |inner, inputs, validate| {
+            inner.update_on(key, inputs, validate)
+        })?;
         Ok(PyArray1::from_vec(py, missing))
     }
 
@@ -238,7 +252,12 @@ impl Transaction {
     }
 
     /// Record that these columns were read, of the samples with these row ids or of all samples.
-    fn note_read(&self, py: Python<'_>, columns: Vec<String>, row_ids: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<()> {
+    fn note_read(
+        &self,
+        py: Python<'_>,
+        columns: Vec<String>,
+        row_ids: Option<PyReadonlyArray1<'_, i64>>,
+    ) -> PyResult<()> {
         let row_ids = row_ids.as_ref().map(|row_ids| row_ids.as_slice()).transpose()?;
         self.locked(py, |inner| inner.note_read(&columns, row_ids))
     }
@@ -257,7 +276,12 @@ impl Transaction {
 
     /// Return how many changes the calling thread has made.
     fn changes(&self) -> u64 {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner).get(&std::thread::current().id()).copied().unwrap_or_default()
+        self.changes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&std::thread::current().id())
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Return a number that the journal determines, if there is one.
@@ -281,18 +305,28 @@ impl Transaction {
     }
 
     /// Run `work` on the transaction.
-    fn locked<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
+    fn locked<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send,
+    ) -> PyResult<T> {
         self.check_caller(py)?;
-        py.detach(|| work(self.inner.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed)?)).or_raise(py)
+        py.detach(|| work(self.inner.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed)?))
+            .or_raise(py)
     }
 
     /// Run `work`, which changes the transaction if it succeeds.
-    fn change<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
+    fn change<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send,
+    ) -> PyResult<T> {
         self.locked(py, |inner| work(inner).inspect(|_| self.count()))
     }
 
     fn count(&self) {
-        *self.changes.lock().unwrap_or_else(PoisonError::into_inner).entry(std::thread::current().id()).or_default() += 1;
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner).entry(std::thread::current().id()).or_default() +=
+            1;
     }
 
     /// Convert the columns and pass them to `write`.

@@ -1,14 +1,15 @@
 //! A view: a whole snapshot or selected positions of it, with functions that read its samples, and scans of it.
 
 pub mod codes;
+mod positions;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{
-    Bits, Classes, Coder, FoundValue, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
+    Bits, Classes, Coder, FoundValue, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally,
+    spread,
 };
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
@@ -23,6 +24,7 @@ use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
 use crate::scan::Scan;
 use codes::{Codes, Coding, columns, numbers};
+use positions::{Positions, in_line, resolve, resolve_range};
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct View {
@@ -50,7 +52,12 @@ impl View {
 
     /// Return a view of other samples of the same snapshot.
     fn narrowed(&self, selection: Selection) -> View {
-        View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), selection, own: self.own.clone() }
+        View {
+            numpy: output::NumpyTypes::new(&self.snapshot),
+            snapshot: self.snapshot.clone(),
+            selection,
+            own: self.own.clone(),
+        }
     }
 
     /// Return a source of a loader. Its columns are still to be chosen.
@@ -117,50 +124,9 @@ impl View {
         }
         let array: Positions<'_> = which.extract()?;
         let list = in_line(&array);
-        if absolute { resolve(&list, self.snapshot.len(), |position| position) } else { self.resolve(&list) }.or_raise(py)
+        if absolute { resolve(&list, self.snapshot.len(), |position| position) } else { self.resolve(&list) }
+            .or_raise(py)
     }
-}
-
-/// Positions are passed as arrays, because a Python list would be built and read element by element.
-pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
-
-/// Return the numbers as a slice, copying them if the array is not contiguous.
-fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
-    array.as_slice().map_or_else(|_| Cow::Owned(array.as_array().to_vec()), Cow::Borrowed)
-}
-
-/// Resolve and check positions. Negative positions count from the end, as in NumPy.
-fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_error::Result<Vec<u64>> {
-    let counted = len as i64;
-    if let Some(place) = positions.iter().position(|position| !(-counted..counted).contains(position)) {
-        return Err(out_of_range(positions[place], len).rows(vec![place as u64]));
-    }
-    // Checked before, so that the length of the result is known.
-    Ok(positions.iter().map(|position| map(if *position < 0 { position + counted } else { *position } as u64)).collect())
-}
-
-/// Resolve and check a range of positions, which count from the end if they are negative.
-fn resolve_range(first: i64, step: i64, count: u64, len: u64) -> penstock_error::Result<Vec<Stride>> {
-    let (first, step, count, len) = (i128::from(first), i128::from(step), i128::from(count), i128::from(len));
-    // How many places are passed before a limit, which is reached in the direction of the step.
-    let before = |limit: i128| {
-        if step == 0 { count } else { ((limit - first) * step.signum()).max(0).unsigned_abs().div_ceil(step.unsigned_abs()) as i128 }
-            .min(count)
-    };
-    let outside = match first < -len || first >= len {
-        true => 0,
-        false => before(if step < 0 { -len - 1 } else { len }),
-    };
-    if outside < count {
-        return Err(out_of_range((first + step * outside) as i64, len as u64).rows(vec![outside as u64]));
-    }
-    let turn = before(if step < 0 { -1 } else { 0 });
-    let part = |begin: i128, end: i128| {
-        let place = first + step * begin;
-        let first = if place < 0 { place + len } else { place };
-        Stride { first: first as u64, step: step as i64, count: (end - begin) as u64 }
-    };
-    Ok(vec![part(0, turn), part(turn, count)])
 }
 
 #[pymethods]
@@ -203,7 +169,9 @@ impl View {
         }
         if let Ok(mask) = which.extract::<PyReadonlyArray1<'_, bool>>() {
             let mask = mask.as_array();
-            let word = |chosen: ArrayView1<'_, bool>| chosen.iter().rev().fold(0, |word, is_chosen| word << 1 | u64::from(*is_chosen));
+            let word = |chosen: ArrayView1<'_, bool>| {
+                chosen.iter().rev().fold(0, |word, is_chosen| word << 1 | u64::from(*is_chosen))
+            };
             let words = mask.axis_chunks_iter(Axis(0), 64).map(word).collect();
             let bits = Bits::new(mask.len() as u64, words);
             return Ok(self.narrowed(py.detach(|| self.selection.mask(bits))));
@@ -215,7 +183,8 @@ impl View {
 
     /// Split the samples at random, at ascending bounds from 0 to 1. Returns a view for each part.
     fn split(&self, py: Python<'_>, seed: u64, bounds: Vec<f64>) -> PyResult<Vec<View>> {
-        let parts = py.detach(|| penstock_dataset::split(&self.snapshot, &self.selection, seed, &bounds)).or_raise(py)?;
+        let parts =
+            py.detach(|| penstock_dataset::split(&self.snapshot, &self.selection, seed, &bounds)).or_raise(py)?;
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
     }
 
@@ -263,7 +232,10 @@ impl View {
             .map(|(codes, class_of, count)| PyResult::Ok((Coding::of(codes)?, class_of.as_slice()?, *count)))
             .transpose()?;
         let coder = codes.coder()?;
-        let kinds = kinds.as_ref().map(|(codes, class_of, count)| PyResult::Ok((codes.coder()?, *class_of, *count))).transpose()?;
+        let kinds = kinds
+            .as_ref()
+            .map(|(codes, class_of, count)| PyResult::Ok((codes.coder()?, *class_of, *count)))
+            .transpose()?;
         let kinds = kinds.as_ref().map(|(coder, class_of, count)| (&**coder as &(dyn Coder + Send), *class_of, *count));
         let Tally { sizes, first, pairs, nulls } = py
             .detach(|| {
@@ -274,7 +246,9 @@ impl View {
         let list = |values: Vec<i64>| PyArray1::from_vec(py, values);
         let groups = vec![list(sizes.into_iter().map(u64::cast_signed).collect()), list(first)];
         let nulls = columns(&nulls, |(place, id, kind)| [*place, *id, (*kind).into()]).map(list).into();
-        let pairs = columns(&pairs, |(group, kind, count)| [(*group).into(), (*kind).into(), count.cast_signed()]).map(list).into();
+        let pairs = columns(&pairs, |(group, kind, count)| [(*group).into(), (*kind).into(), count.cast_signed()])
+            .map(list)
+            .into();
         Ok([groups, nulls, pairs])
     }
 
@@ -287,15 +261,19 @@ impl View {
         nulls: (Positions<'_>, PyReadonlyArray1<'_, u32>),
         parts: usize,
     ) -> PyResult<Vec<View>> {
-        let (codes, part_of, nulls) = (Coding::of(codes)?, part_of.as_slice()?, (nulls.0.as_slice()?, nulls.1.as_slice()?));
+        let (codes, part_of, nulls) =
+            (Coding::of(codes)?, part_of.as_slice()?, (nulls.0.as_slice()?, nulls.1.as_slice()?));
         let coder = codes.coder()?;
-        let parts = py.detach(|| penstock_dataset::by_code(&self.selection, (&*coder, part_of), nulls, parts)).or_raise(py)?;
+        let parts =
+            py.detach(|| penstock_dataset::by_code(&self.selection, (&*coder, part_of), nulls, parts)).or_raise(py)?;
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
     }
 
     /// Narrow the view to the `count` samples with the smallest hashes.
     fn sample(&self, py: Python<'_>, seed: u64, count: u64) -> PyResult<View> {
-        Ok(self.narrowed(py.detach(|| penstock_dataset::sample(&self.snapshot, &self.selection, seed, count)).or_raise(py)?))
+        Ok(self.narrowed(
+            py.detach(|| penstock_dataset::sample(&self.snapshot, &self.selection, seed, count)).or_raise(py)?,
+        ))
     }
 
     /// Return the place of the first of these positions of the snapshot that the view lacks.
@@ -306,7 +284,12 @@ impl View {
 
     /// Return the ranges that a take would request now, each as (object, begin, end).
     #[pyo3(signature = (which, columns=None))]
-    fn ranges(&self, py: Python<'_>, which: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<Vec<(String, u64, u64)>> {
+    fn ranges(
+        &self,
+        py: Python<'_>,
+        which: &Bound<'_, PyAny>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<Vec<(String, u64, u64)>> {
         let specs = self.specs(columns.as_deref()).or_raise(py)?;
         let positions = self.which(py, which, false)?;
         let ranges = py.detach(|| self.reader(positions, OnCorrupt::Raise)?.ranges(&specs)).or_raise(py)?;
@@ -316,13 +299,19 @@ impl View {
     /// Plan a scan of these columns in batches of at most `batch_rows` rows.
     fn scan(&self, py: Python<'_>, columns: Vec<String>, batch_rows: u64) -> PyResult<Scan> {
         let specs = self.specs(Some(&columns)).or_raise(py)?;
-        let scan = py.detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.selection.clone(), &specs, batch_rows));
+        let scan = py
+            .detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.selection.clone(), &specs, batch_rows));
         Ok(Scan { inner: scan.or_raise(py)? })
     }
 
     /// Return the shapes of samples that can be read in parts, with None for each null. Returns None instead of a list if any of these
     /// samples cannot.
-    fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
+    fn shapes(
+        &self,
+        py: Python<'_>,
+        positions: Positions<'_>,
+        column: &str,
+    ) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
         py.detach(|| {
@@ -346,21 +335,37 @@ impl View {
         let slice = |slice: Vec<(u64, u64)>| slice.into_iter().map(|(low, high)| low..high.max(low)).collect::<Slice>();
         let slices: Vec<Option<Slice>> = slices.into_iter().map(|one| Some(slice(one))).collect();
         if slices.len() != positions.len() {
-            return Err(Error::new("invalid-argument", format!("{} slices for {} samples", slices.len(), positions.len()))).or_raise(py);
+            return Err(Error::new(
+                "invalid-argument",
+                format!("{} slices for {} samples", slices.len(), positions.len()),
+            ))
+            .or_raise(py);
         }
         output::slices(py, &self.snapshot, positions, spec, &slices)
     }
 
     /// Read a part of a value of bytes. Returns None for a null. The slice has no step.
-    fn part<'py>(&self, py: Python<'py>, position: i64, column: &str, slice: &Bound<'_, PySlice>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn part<'py>(
+        &self,
+        py: Python<'py>,
+        position: i64,
+        column: &str,
+        slice: &Bound<'_, PySlice>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let (reader, spec, found) = self.value(py, position, column)?;
         let Some(bytes) = found.bytes() else { return Ok(None) };
         let part = slice.indices(bytes as isize)?;
         let (begin, is_plain) = match &found {
             FoundValue::Large { is_plain, .. } => (part.start as u64, *is_plain),
-            _ => return Ok(found.small().map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength]))),
+            _ => {
+                return Ok(found
+                    .small()
+                    .map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength])));
+            }
         };
-        let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py);
+        let read = |out: &mut [u8]| {
+            py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py)
+        };
         PyBytes::new_with(py, part.slicelength, read).map(Some)
     }
 
@@ -401,7 +406,13 @@ impl View {
         let on_corrupt = match on_corrupt {
             "raise" => OnCorrupt::Raise,
             "null" => OnCorrupt::Null,
-            other => return Err(Error::new("invalid-argument", format!("on_corrupt=`{other}`, expected `raise` or `null`"))).or_raise(py),
+            other => {
+                return Err(Error::new(
+                    "invalid-argument",
+                    format!("on_corrupt=`{other}`, expected `raise` or `null`"),
+                ))
+                .or_raise(py);
+            }
         };
         let positions = self.which(py, which, absolute)?;
         let specs = self.specs(columns.as_deref()).or_raise(py)?;

@@ -88,7 +88,11 @@ fn mend(headers: &mut HeaderMap) {
 
 /// Mend what `s3s` would refuse of a request, and sign the request again if its signature covers that. Returns what signs the chunks of its body again.
 /// A request whose signature is wrong keeps what it covers: `s3s` refuses it.
-pub fn mend_and_sign<B>(request: &mut Request<B>, form: &Form, secret_of: impl FnOnce(&str) -> Option<SecretKey>) -> Option<Chain> {
+pub fn mend_and_sign<B>(
+    request: &mut Request<B>,
+    form: &Form,
+    secret_of: impl FnOnce(&str) -> Option<SecretKey>,
+) -> Option<Chain> {
     let has_odd_headers = has_odd_range(request.headers()) || has_odd_conditions(request.headers());
     let covers = ALL.iter().chain([&RANGE]).any(|name| form.covers(name.as_str()));
     if has_odd_headers && !covers {
@@ -124,7 +128,8 @@ fn has_odd_region<B>(request: &Request<B>) -> bool {
         None => parameter(request.uri(), "X-Amz-Credential"),
     };
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    credential.is_some_and(|credential| credential.rsplit('/').nth(2).is_some_and(|region| !region.bytes().all(is_plain)))
+    credential
+        .is_some_and(|credential| credential.rsplit('/').nth(2).is_some_and(|region| !region.bytes().all(is_plain)))
 }
 
 impl Sent {
@@ -135,7 +140,9 @@ impl Sent {
             Some(value) => Some(parts_of(value)?),
         };
         let [credential, list, signature, time] = match in_header {
-            Some([credential, list, signature]) => [credential.into(), list.into(), signature.into(), Cow::from(header("x-amz-date")?)],
+            Some([credential, list, signature]) => {
+                [credential.into(), list.into(), signature.into(), Cow::from(header("x-amz-date")?)]
+            }
             None => {
                 let of = |name| parameter(request.uri(), name);
                 [of("X-Amz-Credential")?, of("X-Amz-SignedHeaders")?, of("X-Amz-Signature")?, of("X-Amz-Date")?]
@@ -143,8 +150,10 @@ impl Sent {
         };
         // Access keys may have slashes.
         let mut parts = credential.rsplit('/');
-        let (_, service, region, date) = (parts.next().filter(|end| *end == "aws4_request")?, parts.next()?, parts.next()?, parts.next()?);
-        let key_bytes = credential.len().checked_sub("////aws4_request".len() + service.len() + region.len() + date.len())?;
+        let (_, service, region, date) =
+            (parts.next().filter(|end| *end == "aws4_request")?, parts.next()?, parts.next()?, parts.next()?);
+        let key_bytes =
+            credential.len().checked_sub("////aws4_request".len() + service.len() + region.len() + date.len())?;
         let mut covered: Vec<String> = list.split(';').map(str::to_ascii_lowercase).collect();
         covered.sort_unstable();
         Some(Sent {
@@ -171,7 +180,8 @@ impl Sent {
         for name in self.covered.iter().filter(|name| request.headers().contains_key(name.as_str())) {
             let mut values = Vec::new();
             for value in request.headers().get_all(name.as_str()) {
-                values.push(std::str::from_utf8(value.as_bytes()).ok()?.split_whitespace().collect::<Vec<_>>().join(" "));
+                values
+                    .push(std::str::from_utf8(value.as_bytes()).ok()?.split_whitespace().collect::<Vec<_>>().join(" "));
             }
             text.push_str(&format!("{name}:{}\n", values.join(",")));
             names.push(name.as_str());

@@ -82,7 +82,8 @@ pub fn checked(
     memory: Memory,
 ) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
     let (received, given, held, ready) = (Bytes::new(), String::new(), BytesMut::new(), VecDeque::new());
-    let chunks = Chunks { parts: Box::pin(parts), received, next: Next::Line, signed, given, held, ready, memory, taken: None };
+    let chunks =
+        Chunks { parts: Box::pin(parts), received, next: Next::Line, signed, given, held, ready, memory, taken: None };
     futures::stream::unfold(chunks, |mut chunks| async move {
         loop {
             if let Some(bytes) = chunks.ready.pop_front() {
@@ -109,7 +110,9 @@ impl Chunks {
                 let part = self.received.split_to(self.received.len().min(usize::try_from(bytes)?));
                 let left = bytes - part.len() as u64;
                 match &self.signed {
-                    Signed::No => self.ready.extend([format!("{:x}\r\n", part.len()).into(), part, Bytes::from_static(b"\r\n")]),
+                    Signed::No => {
+                        self.ready.extend([format!("{:x}\r\n", part.len()).into(), part, Bytes::from_static(b"\r\n")])
+                    }
                     Signed::Yes if self.held.is_empty() && part.len() >= PIECE_BYTES => self.ready.push_back(part),
                     // Many short parts would need more memory than the bytes.
                     Signed::Yes => {
@@ -156,7 +159,10 @@ impl Chunks {
         let text = std::str::from_utf8(&line)?.trim_end();
         let (bytes, signature) = text.split_once(";chunk-signature=").unwrap_or((text, ""));
         let is_hex = !bytes.is_empty() && bytes.len() <= 8 && bytes.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let bytes = u64::from_str_radix(bytes, 16).ok().filter(|_| is_hex).ok_or("the length of a chunk of the body cannot be parsed")?;
+        let bytes = u64::from_str_radix(bytes, 16)
+            .ok()
+            .filter(|_| is_hex)
+            .ok_or("the length of a chunk of the body cannot be parsed")?;
         if bytes > CHUNK_BYTES && !matches!(self.signed, Signed::No) {
             return Err("a signed chunk of the body exceeds 16 MiB".into());
         }
@@ -184,7 +190,9 @@ impl Chunks {
         let Signed::Again(chain) = &mut self.signed else { return Ok(()) };
         let chunk = self.held.split().freeze();
         let text = format!("{}\n{}", hash_of(b""), hash_of(&chunk));
-        let new = chain.next("AWS4-HMAC-SHA256-PAYLOAD", &text, &self.given).ok_or("the signature of a chunk does not match")?;
+        let new = chain
+            .next("AWS4-HMAC-SHA256-PAYLOAD", &text, &self.given)
+            .ok_or("the signature of a chunk does not match")?;
         self.ready.push_back(format!("{:x};chunk-signature={new}\r\n", chunk.len()).into());
         self.ready.extend(Some(chunk).filter(|chunk| !chunk.is_empty()));
         Ok(())
@@ -195,7 +203,8 @@ impl Chunks {
         const NAME: &str = "x-amz-trailer-signature";
         let Signed::Again(chain) = &mut self.signed else { return Ok(tail) };
         let lines = std::str::from_utf8(&tail)?.lines().filter(|line| !line.is_empty());
-        let named = lines.map(|line| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim())));
+        let named =
+            lines.map(|line| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim())));
         let mut fields = named.collect::<Option<Vec<_>>>().ok_or("the trailer of the body cannot be parsed")?;
         let Some(at) = fields.iter().position(|(name, _)| name == NAME) else { return Ok(tail) };
         let (_, given) = fields.remove(at);
@@ -289,7 +298,8 @@ mod tests {
     async fn bodies_pass_however_they_arrive_and_not_if_any_end_is_missing() -> Result<(), String> {
         let [one, other] = [signer("one"), signer("other")];
         let chunks: [&[u8]; 3] = [b"first\r\n", b"x", &[7; 300]];
-        let (body, wanted) = (signed(&one, &chunks, "x-amz-checksum-crc32:a"), signed(&other, &chunks, "x-amz-checksum-crc32:a"));
+        let (body, wanted) =
+            (signed(&one, &chunks, "x-amz-checksum-crc32:a"), signed(&other, &chunks, "x-amz-checksum-crc32:a"));
         let again = || Signed::Again(Box::new(chain_of(&one, &other)));
         for most in [1, 2, 3, 7, 64, 100, body.len()] {
             assert_eq!(passed(&body, most, Signed::Yes).await?, body);
@@ -299,7 +309,10 @@ mod tests {
             let (mut rest, mut data) = (&reframed[..], Vec::new());
             loop {
                 let end = rest.iter().position(|byte| *byte == b'\n').ok_or("a line")?;
-                let bytes = usize::from_str_radix(std::str::from_utf8(&rest[..end]).map_err(|error| error.to_string())?.trim(), 16);
+                let bytes = usize::from_str_radix(
+                    std::str::from_utf8(&rest[..end]).map_err(|error| error.to_string())?.trim(),
+                    16,
+                );
                 let bytes = bytes.map_err(|error| error.to_string())?;
                 rest = &rest[end + 1..];
                 if bytes == 0 {

@@ -8,14 +8,15 @@ use super::{Refusal, parameters};
 
 /// Parameters of the signature itself.
 const OF_SIGNATURE: [&str; 7] = [
-    "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-security-token", "x-amz-signature", "x-amz-signedheaders",
+    "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-security-token", "x-amz-signature",
+    "x-amz-signedheaders",
 ];
 
 /// Checksums of the body. S3 ignores them in addresses, and must: the SDK for JavaScript signs that of an empty body, because it does not know the body yet.
 /// Source: https://github.com/aws/aws-sdk-go-v2/issues/2610, https://github.com/localstack/localstack/issues/12169.
 const IGNORED: [&str; 6] = [
-    "x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-crc64nvme", "x-amz-checksum-sha1", "x-amz-checksum-sha256",
-    "x-amz-sdk-checksum-algorithm",
+    "x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-crc64nvme", "x-amz-checksum-sha1",
+    "x-amz-checksum-sha256", "x-amz-sdk-checksum-algorithm",
 ];
 
 /// Return whether a parameter of an address has the name of a header of S3, or belongs to a signature.
@@ -58,9 +59,12 @@ mod tests {
 
     fn moved(query: &str, headers: &[(&str, &str)]) -> Result<Vec<(String, String)>, &'static str> {
         let builder = Request::builder().uri(format!("/b/k?{query}"));
-        let mut request = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value)).body(()).unwrap();
+        let mut request =
+            headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value)).body(()).unwrap();
         move_to_headers(&mut request).map_err(|(code, _)| code)?;
-        let of = |(name, value): (&HeaderName, &HeaderValue)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned());
+        let of = |(name, value): (&HeaderName, &HeaderValue)| {
+            (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+        };
         Ok(request.headers().iter().map(of).collect())
     }
 
@@ -74,13 +78,19 @@ mod tests {
         for signed in [V4, "AWSAccessKeyId=key&Signature=0&Expires=9"] {
             let with = |query: &str, headers: &[(&str, &str)]| moved(&format!("{query}&{signed}"), headers);
             assert_eq!(with("x-id=PutObject&partNumber=1", &[]), Ok(vec![]));
-            assert_eq!(with("X-Amz-M%65ta-A=%2F+b&x-amz-acl=", &[]), Ok(vec![pair("x-amz-meta-a", "/ b"), pair("x-amz-acl", "")]));
+            assert_eq!(
+                with("X-Amz-M%65ta-A=%2F+b&x-amz-acl=", &[]),
+                Ok(vec![pair("x-amz-meta-a", "/ b"), pair("x-amz-acl", "")])
+            );
             assert_eq!(with("x-amz-meta-a=%C3%BC", &[]), Ok(vec![pair("x-amz-meta-a", "ü")]));
             assert_eq!(with("x-amz-checksum-crc32=AAAAAA==&x-amz-sdk-checksum-algorithm=CRC32", &[]), Ok(vec![]));
             assert_eq!(with("x-amz-meta-a=1", &[("x-amz-meta-a", "1")]), Ok(vec![pair("x-amz-meta-a", "1")]));
-            for (query, header) in
-                [("x-amz-meta-a=1", "2"), ("x-amz-meta-a=1&X-AMZ-meta-a=1", "1"), ("x-amz-m+a=1", "1"), ("x-amz-a=%0A", "1")]
-            {
+            for (query, header) in [
+                ("x-amz-meta-a=1", "2"),
+                ("x-amz-meta-a=1&X-AMZ-meta-a=1", "1"),
+                ("x-amz-m+a=1", "1"),
+                ("x-amz-a=%0A", "1"),
+            ] {
                 assert_eq!(with(query, &[("x-amz-meta-a", header)]), Err("InvalidArgument"), "{query}");
             }
         }

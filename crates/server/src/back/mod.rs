@@ -86,10 +86,14 @@ impl WriteBack {
             Ok(other) if other != cold.1.as_bytes() => {
                 let other = String::from_utf8_lossy(&other);
                 let text = format!("`{}` has objects for another cold store, {other}", folder.display());
-                return Err(penstock_error::Error::new("invalid-argument", text).hint("choose another folder for --write-back"));
+                return Err(
+                    penstock_error::Error::new("invalid-argument", text).hint("choose another folder for --write-back")
+                );
             }
             Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                std::fs::write(&of, cold.1).map_err(|error| failed(&error))?
+            }
             Err(error) => return Err(failed(&format!("`{}`: {error}", of.display()))),
         }
         let held = held(&opened).await.map_err(|error| failed(&error))?;
@@ -147,7 +151,8 @@ impl WriteBack {
             Err(error) if *error.code() == S3ErrorCode::NoSuchBucket => Vec::new(),
             Err(_) => return deleted,
         };
-        let is_kept = |taken: &Taken<'_>| taken.object.as_ref().is_some_and(|object| kept.contains(&object.key.as_str()));
+        let is_kept =
+            |taken: &Taken<'_>| taken.object.as_ref().is_some_and(|object| kept.contains(&object.key.as_str()));
         for mut taken in taken.into_iter().filter(|taken| !is_kept(taken)) {
             if let Some(object) = taken.object.clone() {
                 self.remove(&object).await?;
@@ -214,9 +219,12 @@ impl WriteBack {
         if matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::AccessDenied) || is_full(error) {
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
-        let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
+        let input =
+            HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
         match S3::head_object(&self.folder, new_request(input)).await {
-            Ok(found) => writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)),
+            Ok(found) => {
+                writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
+            }
             Err(error) if matches!(error.code(), S3ErrorCode::NoSuchKey | S3ErrorCode::NoSuchBucket) => {}
             // It may be there, although the folder cannot say so now. A start would find it, and send it over later versions.
             Err(_) => writing.done(bytes),
@@ -258,7 +266,10 @@ impl WriteBack {
         self.cold.copy_object(request).await
     }
 
-    async fn upload_part_copy(&self, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+    async fn upload_part_copy(
+        &self,
+        request: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
         self.settle(source_of(&request.input.copy_source), Need::Gone).await?;
         self.cold.upload_part_copy(request).await
     }
@@ -268,7 +279,11 @@ impl WriteBack {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = &request.input;
-        self.settle_write(Object::new(&input.bucket, &input.key), input.if_match.is_some() || input.if_none_match.is_some()).await?;
+        self.settle_write(
+            Object::new(&input.bucket, &input.key),
+            input.if_match.is_some() || input.if_none_match.is_some(),
+        )
+        .await?;
         self.cold.complete_multipart_upload(request).await
     }
 
@@ -283,7 +298,8 @@ impl WriteBack {
     async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
         let input = &request.input;
         let object = Object::new(&input.bucket, &input.key);
-        let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+        let has_conditions =
+            input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
         if has_conditions || input.version_id.is_some() {
             self.settle([object], Need::Gone).await?;
             return self.cold.delete_object(request).await;
@@ -291,7 +307,10 @@ impl WriteBack {
         self.delete(vec![object], self.cold.delete_object(request), |_| Vec::new()).await
     }
 
-    async fn delete_objects(&self, request: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    async fn delete_objects(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
         let all = request.input.delete.objects.iter();
         let objects: Vec<Object> = all.map(|object| Object::new(&request.input.bucket, &object.key)).collect();
         for object in &objects {
@@ -314,9 +333,13 @@ fn is_full(error: &S3Error) -> bool {
 /// A folder that cannot be written has nothing to do with the rights of a client. When the put is sent again, it goes to the cold store.
 fn of_the_folder(error: S3Error) -> S3Error {
     match error.code() {
-        S3ErrorCode::Custom(_) if is_full(&error) => s3_error!(ServiceUnavailable, "the folder of --write-back is full"),
+        S3ErrorCode::Custom(_) if is_full(&error) => {
+            s3_error!(ServiceUnavailable, "the folder of --write-back is full")
+        }
         S3ErrorCode::NoSuchBucket => s3_error!(ServiceUnavailable, "the folder of the bucket was removed; try again"),
-        S3ErrorCode::AccessDenied => s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written")),
+        S3ErrorCode::AccessDenied => {
+            s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written"))
+        }
         _ => error,
     }
 }
@@ -325,7 +348,10 @@ fn of_the_folder(error: S3Error) -> S3Error {
 fn is_plain(input: &PutObjectInput) -> bool {
     let metadata_bytes: usize = input.metadata.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
     let is_odd = |part: &str| {
-        matches!(part, "" | "." | "..") || part.len() > MOST_PART_BYTES || part.contains(char::is_control) || part.contains("__XLDIR__")
+        matches!(part, "" | "." | "..")
+            || part.len() > MOST_PART_BYTES
+            || part.contains(char::is_control)
+            || part.contains("__XLDIR__")
     };
     let is_odd_key = input.key.strip_suffix('/').unwrap_or(&input.key).split('/').any(is_odd);
     if metadata_bytes > MOST_METADATA_BYTES || is_odd_key {

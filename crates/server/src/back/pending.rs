@@ -100,7 +100,9 @@ impl Drop for Writing<'_> {
 
 impl State {
     fn enqueue(&mut self, object: &Object) {
-        let waits = |entry: &Entry| entry.bytes.is_some() && !entry.is_queued && !entry.is_being_sent && !entry.is_being_removed;
+        let waits = |entry: &Entry| {
+            entry.bytes.is_some() && !entry.is_queued && !entry.is_being_sent && !entry.is_being_removed
+        };
         if let Some(entry) = self.objects.get_mut(object).filter(|entry| waits(entry)) {
             entry.is_queued = true;
             self.queue.push_back(object.clone());
@@ -118,7 +120,9 @@ impl State {
         let Some(entry) = self.objects.get_mut(object) else { return };
         entry.version += 1;
         let before = std::mem::replace(&mut entry.bytes, bytes);
-        let count = |bytes: Option<u64>| bytes.map_or(Counts::default(), |bytes| Counts { objects: 1, bytes: bytes + FILE_BYTES });
+        let count = |bytes: Option<u64>| {
+            bytes.map_or(Counts::default(), |bytes| Counts { objects: 1, bytes: bytes + FILE_BYTES })
+        };
         let (before, after) = (count(before), count(bytes));
         self.held.objects = self.held.objects + after.objects - before.objects;
         self.held.bytes = self.held.bytes + after.bytes - before.bytes;
@@ -239,7 +243,9 @@ impl Pending {
     /// Keep an object from being sent while it is deleted. Returns whether it is in the folder, and must then be noted as `removed` or `failed`.
     pub async fn take(&self, object: &Object) -> bool {
         self.until(|state| {
-            let Some(entry) = state.objects.get_mut(object).filter(|entry| entry.bytes.is_some()) else { return Some(false) };
+            let Some(entry) = state.objects.get_mut(object).filter(|entry| entry.bytes.is_some()) else {
+                return Some(false);
+            };
             let is_free = !entry.is_being_sent && !entry.is_being_removed && entry.writers == 0;
             entry.is_being_removed |= is_free;
             is_free.then_some(true)
@@ -257,7 +263,8 @@ impl Pending {
         self.again(object);
         let mut begun = None;
         self.until(|state| {
-            let Some(entry) = state.objects.get(object).filter(|entry| entry.bytes.is_some() || entry.is_being_removed) else {
+            let Some(entry) = state.objects.get(object).filter(|entry| entry.bytes.is_some() || entry.is_being_removed)
+            else {
                 return Some(Ok(()));
             };
             let (failures, version) = *begun.get_or_insert((entry.failures, entry.version));
@@ -265,7 +272,10 @@ impl Pending {
                 return Some(Ok(()));
             }
             let (code, why) = entry.why.as_ref().filter(|_| entry.failures > failures)?;
-            let text = format!("an earlier put of `{}` is not in the cold store yet: {why}; a delete of it ends this", object.key);
+            let text = format!(
+                "an earlier put of `{}` is not in the cold store yet: {why}; a delete of it ends this",
+                object.key
+            );
             Some(Err(S3Error::with_message(code.clone(), text)))
         })
         .await
@@ -274,19 +284,28 @@ impl Pending {
     /// Return the pending objects of a bucket whose keys begin with a prefix.
     pub fn of(&self, bucket: &str, prefix: &str) -> Vec<Object> {
         let state = self.lock();
-        state.objects.keys().filter(|object| object.bucket == bucket && object.key.starts_with(prefix)).cloned().collect()
+        state
+            .objects
+            .keys()
+            .filter(|object| object.bucket == bucket && object.key.starts_with(prefix))
+            .cloned()
+            .collect()
     }
 
     /// Return how many bytes these objects have.
     pub fn bytes_of(&self, bucket: &str, prefix: &str) -> u64 {
         let state = self.lock();
-        let below = state.objects.iter().filter(|(object, _)| object.bucket == bucket && object.key.starts_with(prefix));
+        let below =
+            state.objects.iter().filter(|(object, _)| object.bucket == bucket && object.key.starts_with(prefix));
         below.filter_map(|(_, entry)| entry.bytes).sum()
     }
 
     /// Wait until everything was sent, or could not be.
     pub async fn settle_all(&self) {
-        self.until(|state| state.objects.values().all(|entry| entry.bytes.is_none() || entry.why.is_some()).then_some(())).await;
+        self.until(|state| {
+            state.objects.values().all(|entry| entry.bytes.is_none() || entry.why.is_some()).then_some(())
+        })
+        .await;
     }
 }
 
@@ -294,23 +313,35 @@ impl Pending {
 pub fn md5_of(etag: Option<&ETag>) -> S3Result<[u8; 16]> {
     let text = etag.and_then(ETag::as_strong).filter(|text| text.len() == 32 && text.is_ascii());
     let digits = text.map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()));
-    let md5 = digits.and_then(|digits: [Option<u8>; 16]| digits.iter().all(Option::is_some).then(|| digits.map(Option::unwrap_or_default)));
+    let md5 = digits.and_then(|digits: [Option<u8>; 16]| {
+        digits.iter().all(Option::is_some).then(|| digits.map(Option::unwrap_or_default))
+    });
     md5.ok_or_else(|| {
-        s3_error!(InternalError, "the only copy of the object, in the folder of --write-back, was modified by another program")
+        s3_error!(
+            InternalError,
+            "the only copy of the object, in the folder of --write-back, was modified by another program"
+        )
     })
 }
 
 /// List what a folder has.
 pub async fn held(folder: &Folder) -> S3Result<Vec<(Object, u64)>> {
-    let buckets = S3::list_buckets(folder, request(ListBucketsInput::default())).await?.output.buckets.unwrap_or_default();
+    let buckets =
+        S3::list_buckets(folder, request(ListBucketsInput::default())).await?.output.buckets.unwrap_or_default();
     let mut held = Vec::new();
     for bucket in buckets.into_iter().filter_map(|bucket| bucket.name) {
         let mut after = None;
         loop {
-            let input = ListObjectsV2Input { bucket: bucket.clone(), continuation_token: after, ..ListObjectsV2Input::default() };
+            let input = ListObjectsV2Input {
+                bucket: bucket.clone(),
+                continuation_token: after,
+                ..ListObjectsV2Input::default()
+            };
             let page = S3::list_objects_v2(folder, request(input)).await?.output;
             let objects = page.contents.unwrap_or_default().into_iter();
-            held.extend(objects.filter_map(|found| Some((Object::new(&bucket, &found.key?), u64::try_from(found.size?).ok()?))));
+            held.extend(
+                objects.filter_map(|found| Some((Object::new(&bucket, &found.key?), u64::try_from(found.size?).ok()?))),
+            );
             after = page.next_continuation_token;
             if after.is_none() {
                 break;

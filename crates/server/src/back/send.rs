@@ -34,7 +34,10 @@ impl WriteBack {
             self.metrics.send_failures.inc();
             if self.pending.failed(&object, &error) == 1 {
                 let why = error.message().unwrap_or(error.code().as_str());
-                (self.note)(&format!("`{}/{}` was acknowledged, but is not in the cold store: {why}", object.bucket, object.key));
+                (self.note)(&format!(
+                    "`{}/{}` was acknowledged, but is not in the cold store: {why}",
+                    object.bucket, object.key
+                ));
             }
             let (back, wait) = (self.clone(), pause);
             tokio::spawn(async move {
@@ -54,7 +57,10 @@ impl WriteBack {
         };
         let output = match S3::get_object(&self.folder, request(input)).await {
             Err(error) if *error.code() == S3ErrorCode::NoSuchKey => {
-                (self.note)(&format!("`{}/{}` was acknowledged, but its file has been removed", object.bucket, object.key));
+                (self.note)(&format!(
+                    "`{}/{}` was acknowledged, but its file has been removed",
+                    object.bucket, object.key
+                ));
                 return Ok(());
             }
             other => other?.output,
@@ -71,7 +77,11 @@ impl WriteBack {
 
     /// Remove an object that was sent from the folder.
     pub(super) async fn remove(&self, object: &Object) -> S3Result<()> {
-        let input = DeleteObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..DeleteObjectInput::default() };
+        let input = DeleteObjectInput {
+            bucket: object.bucket.clone(),
+            key: object.key.clone(),
+            ..DeleteObjectInput::default()
+        };
         S3::delete_object(&self.folder, request(input)).await?;
         self.pending.removed(object);
         Ok(())

@@ -39,14 +39,16 @@ pub fn may_be_there(error: &S3Error) -> bool {
 /// compared, which is an error of the input or output, too.
 pub fn is_failure(error: &S3Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    let is_busy = source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock));
+    let is_busy =
+        source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock));
     let status = error.status_code().or_else(|| error.code().status_code());
     !is_busy && status.is_none_or(|status| status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED)
 }
 
 /// Fail if a response has no object: a portal or a proxy in between may answer everything with 200 and a page of its own.
 pub fn check_is_object(etag: Option<&ETag>, content_type: Option<&String>) -> S3Result<()> {
-    let is_page = etag.is_none() && content_type.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"));
+    let is_page = etag.is_none()
+        && content_type.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"));
     if is_page {
         Err(s3_error!(ServiceUnavailable, "the cold store sent a web page without an ETag instead of the object"))
     } else {

@@ -52,7 +52,13 @@ impl Remote {
         let timeout = options.timeout()?;
         let no_limit = TimeoutConfig::builder().connect_timeout(CONNECTS).disable_read_timeout().build();
         let uploads = aws_sdk_s3::Client::from_conf(client.config().to_builder().timeout_config(no_limit).build());
-        let remote = Remote { account: client.into(), uploads: uploads.into(), timeout, bucket: bucket.map(str::to_owned), running };
+        let remote = Remote {
+            account: client.into(),
+            uploads: uploads.into(),
+            timeout,
+            bucket: bucket.map(str::to_owned),
+            running,
+        };
         Ok((remote, format!("serve {place}")))
     }
 
@@ -90,8 +96,10 @@ pub fn bucket_of(uri: &str) -> Result<Option<&str>> {
     let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
     match bucket.split_once('/') {
         None => Ok(Some(bucket).filter(|bucket| !bucket.is_empty())),
-        Some((bucket, _)) => Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
-            .hint(format!("serve the whole bucket, s3://{bucket}, and give keys rights on a prefix"))),
+        Some((bucket, _)) => {
+            Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
+                .hint(format!("serve the whole bucket, s3://{bucket}, and give keys rights on a prefix")))
+        }
     }
 }
 
@@ -115,7 +123,10 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
         .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
         .timeout_config(TimeoutConfig::builder().connect_timeout(CONNECTS).read_timeout(options.timeout()?).build());
-    let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
+    let region = options
+        .get("region")
+        .or_else(|| shared.region().map(ToString::to_string))
+        .unwrap_or_else(|| "us-east-1".into());
     config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
     let endpoint = options.get("endpoint_url").or_else(|| shared.endpoint_url().map(str::to_owned));
     if let Some(endpoint) = &endpoint {
@@ -130,7 +141,8 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
 
 /// Return the text of an error and of its causes, each once.
 pub fn causes(first: Option<&(dyn std::error::Error + 'static)>) -> String {
-    let mut texts: Vec<String> = std::iter::successors(first, |cause| cause.source()).map(ToString::to_string).collect();
+    let mut texts: Vec<String> =
+        std::iter::successors(first, |cause| cause.source()).map(ToString::to_string).collect();
     texts.dedup();
     texts.join(": ")
 }
@@ -153,7 +165,9 @@ fn certificates(path: &str) -> Result<Vec<u8>> {
     let pem = penstock_storage::private::read_text(path.as_ref()).map_err(|error| bad(error.to_string()))?;
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let added = certificate.map_err(|error| error.to_string()).and_then(|one| store.add(one).map_err(|error| error.to_string()));
+        let added = certificate
+            .map_err(|error| error.to_string())
+            .and_then(|one| store.add(one).map_err(|error| error.to_string()));
         added.map_err(bad)?;
     }
     if store.is_empty() {
@@ -211,14 +225,29 @@ fn check_keys(input: &dyn Any) -> S3Result<()> {
             })*
         };
     }
-    of!(GetObjectInput, HeadObjectInput, GetObjectAttributesInput, PutObjectInput, DeleteObjectInput, CopyObjectInput, UploadPartCopyInput);
-    of!(CreateMultipartUploadInput, UploadPartInput, CompleteMultipartUploadInput, AbortMultipartUploadInput, ListPartsInput);
+    of!(
+        GetObjectInput, HeadObjectInput, GetObjectAttributesInput, PutObjectInput, DeleteObjectInput, CopyObjectInput,
+        UploadPartCopyInput
+    );
+    of!(
+        CreateMultipartUploadInput, UploadPartInput, CompleteMultipartUploadInput, AbortMultipartUploadInput,
+        ListPartsInput
+    );
     keys.extend(input.downcast_ref::<CopyObjectInput>().map(|input| source(&input.copy_source)));
     keys.extend(input.downcast_ref::<UploadPartCopyInput>().map(|input| source(&input.copy_source)));
-    keys.extend(input.downcast_ref::<DeleteObjectsInput>().iter().flat_map(|input| &input.delete.objects).map(|object| object.key.clone()));
+    keys.extend(
+        input
+            .downcast_ref::<DeleteObjectsInput>()
+            .iter()
+            .flat_map(|input| &input.delete.objects)
+            .map(|object| object.key.clone()),
+    );
     match keys.iter().find(|key| key.starts_with('/') || key.contains("__XLDIR__")) {
         None => Ok(()),
-        Some(key) => Err(s3_error!(InvalidArgument, "some stores confuse the key `{key}` with another one; access it without this server")),
+        Some(key) => Err(s3_error!(
+            InvalidArgument,
+            "some stores confuse the key `{key}` with another one; access it without this server"
+        )),
     }
 }
 

@@ -51,7 +51,8 @@ impl Source {
         {
             return Ok(bytes.slice((range.start - begin) as usize..(range.end - begin) as usize));
         }
-        let version = Version::parse(name).ok_or_else(|| Error::new("internal", format!("`{name}` does not name a version")))?;
+        let version =
+            Version::parse(name).ok_or_else(|| Error::new("internal", format!("`{name}` does not name a version")))?;
         let bytes = request.object_bytes.unwrap_or_default();
         read(&*self.cold, &version, bytes, range).await.map_err(|error| failure(&version.object, &error))
     }
@@ -78,7 +79,9 @@ pub async fn read(cold: &dyn S3, version: &Version, object_bytes: u64, range: Ra
         // A store that ignores the range or the condition would otherwise give bytes of another place or version.
         let expected = format!("bytes {begin}-{}/{}", range.end - 1, object_bytes);
         let is_whole = output.content_range.is_none() && begin == 0 && range.end == object_bytes;
-        if output.e_tag.as_ref() != Some(&version.etag()) || !(is_whole || output.content_range.as_deref() == Some(expected.as_str())) {
+        if output.e_tag.as_ref() != Some(&version.etag())
+            || !(is_whole || output.content_range.as_deref() == Some(expected.as_str()))
+        {
             return Err(s3_error!(PreconditionFailed, "the cold store returned another version or range"));
         }
         match receive(output.body, &mut body, (range.end - range.start) as usize).await {
@@ -107,7 +110,9 @@ fn failure(object: &Object, error: &S3Error) -> Error {
     let code = match error.code() {
         S3ErrorCode::NoSuchKey | S3ErrorCode::NoSuchBucket => "object-not-found",
         S3ErrorCode::PreconditionFailed => "conflict",
-        S3ErrorCode::AccessDenied | S3ErrorCode::InvalidAccessKeyId | S3ErrorCode::SignatureDoesNotMatch => "permission-denied",
+        S3ErrorCode::AccessDenied | S3ErrorCode::InvalidAccessKeyId | S3ErrorCode::SignatureDoesNotMatch => {
+            "permission-denied"
+        }
         _ => "storage-failed",
     };
     Error::new(code, format!("cannot read `{}/{}`: {error}", object.bucket, object.key))
@@ -144,7 +149,8 @@ impl Read for Source {
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
         let each = ranges.iter().map(|range| async move { self.range(range).await });
-        let bodies: Vec<Result<Bytes>> = self.runtime.block_on(futures::stream::iter(each).buffered(REQUESTS_AT_ONCE).collect());
+        let bodies: Vec<Result<Bytes>> =
+            self.runtime.block_on(futures::stream::iter(each).buffered(REQUESTS_AT_ONCE).collect());
         let cut = |(index, (range, body)): (usize, (RangeRequest, Result<Bytes>))| {
             let (body, mut at) = (body?, 0);
             let pieces = range.pieces.iter().enumerate().map(|(number, piece)| {

@@ -66,7 +66,11 @@ impl Taking {
             }
             let state = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
             until = state.until(Instant::now(), most).ok_or_else(|| {
-                s3_error!(ServiceUnavailable, "the cold store neither accepted bytes nor responded for {} s", most.as_secs_f64())
+                s3_error!(
+                    ServiceUnavailable,
+                    "the cold store neither accepted bytes nor responded for {} s",
+                    most.as_secs_f64()
+                )
             })?;
         }
     }
@@ -105,6 +109,10 @@ mod tests {
     async fn a_store_that_does_not_answer_fails() {
         let never = std::future::pending::<S3Result<()>>();
         let failed = Taking::new().within(Duration::ZERO, never).await;
-        assert!(failed.is_err_and(|error| error.message().is_some_and(|text| text.contains("neither took bytes nor answered"))));
+        assert!(
+            failed.is_err_and(|error| error
+                .message()
+                .is_some_and(|text| text.contains("neither took bytes nor answered")))
+        );
     }
 }

@@ -31,7 +31,12 @@ impl Folder {
         let most = input.max_buckets.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
         let next = buckets.get(most).and_then(|_| buckets.get(most.checked_sub(1)?)?.name.clone());
         buckets.truncate(most);
-        Ok(ListBucketsOutput { buckets: Some(buckets), owner: Some(owner()), continuation_token: next, prefix: input.prefix })
+        Ok(ListBucketsOutput {
+            buckets: Some(buckets),
+            owner: Some(owner()),
+            continuation_token: next,
+            prefix: input.prefix,
+        })
     }
 
     pub(super) async fn create_bucket(&self, input: CreateBucketInput) -> S3Result<CreateBucketOutput> {
@@ -75,7 +80,10 @@ impl Folder {
 
 impl Folder {
     /// A folder never has versions.
-    pub(super) async fn get_bucket_versioning(&self, input: GetBucketVersioningInput) -> S3Result<GetBucketVersioningOutput> {
+    pub(super) async fn get_bucket_versioning(
+        &self,
+        input: GetBucketVersioningInput,
+    ) -> S3Result<GetBucketVersioningOutput> {
         self.bucket(&input.bucket)?;
         Ok(GetBucketVersioningOutput::default())
     }

@@ -31,7 +31,8 @@ const LARGE_BYTES: u64 = 16 << 20;
 /// Large files that are compared at once.
 static TURNS: Semaphore = Semaphore::const_new(2);
 /// One of these is held while a file is compared. Few large files share one.
-static FILES: LazyLock<Vec<Arc<Mutex<()>>>> = LazyLock::new(|| std::iter::repeat_with(Arc::default).take(4096).collect());
+static FILES: LazyLock<Vec<Arc<Mutex<()>>>> =
+    LazyLock::new(|| std::iter::repeat_with(Arc::default).take(4096).collect());
 
 /// Whether the bytes of a file have the ETag of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +46,10 @@ pub enum Compared {
 }
 
 /// What was found of files in some state, as hashes of the state and what was found. Another state may take the place of one.
-static KNOWN: LazyLock<Known> =
-    LazyLock::new(|| Known { seed: RandomState::new(), found: std::iter::repeat_with(AtomicU64::default).take(REMEMBERED).collect() });
+static KNOWN: LazyLock<Known> = LazyLock::new(|| Known {
+    seed: RandomState::new(),
+    found: std::iter::repeat_with(AtomicU64::default).take(REMEMBERED).collect(),
+});
 
 struct Known {
     seed: RandomState,

@@ -56,7 +56,9 @@ impl LeftOut {
         }
         self.count.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
         match known.len() {
-            ..=MOST_NAMED => (self.note)(&format!("`{}` is left out: it {}", path.display().to_string().escape_debug(), why.text())),
+            ..=MOST_NAMED => {
+                (self.note)(&format!("`{}` is left out: it {}", path.display().to_string().escape_debug(), why.text()))
+            }
             over if over == MOST_NAMED + 1 => {
                 (self.note)("more files are left out; penstock_left_out_files counts them");
             }

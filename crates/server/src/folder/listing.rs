@@ -134,11 +134,13 @@ impl Walk<'_> {
                 let flow = match kind {
                     Kind::File => take(Found::Object(key, path), query, self.listed),
                     Kind::Prefix => take(Found::Prefix(key), query, self.listed),
-                    Kind::Folder if may_have(&key, query, self.listed.found.last()) => match self.walk(&path, &key, rest) {
-                        // It was removed in the meantime.
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => ControlFlow::Continue(()),
-                        other => other?,
-                    },
+                    Kind::Folder if may_have(&key, query, self.listed.found.last()) => {
+                        match self.walk(&path, &key, rest) {
+                            // It was removed in the meantime.
+                            Err(error) if error.kind() == io::ErrorKind::NotFound => ControlFlow::Continue(()),
+                            other => other?,
+                        }
+                    }
                     Kind::Folder => ControlFlow::Continue(()),
                 };
                 if flow.is_break() {
@@ -219,10 +221,11 @@ fn add(
 fn may_have(begin: &str, query: &Query, last: Option<&Found>) -> bool {
     let is_listed = matches!(last, Some(Found::Prefix(prefix)) if begin.starts_with(prefix.as_str()));
     let is_behind = begin > query.after.as_str() || query.after.starts_with(begin);
-    let is_skipped = !query.delimiter.is_empty() && query.after.ends_with(&query.delimiter) && begin.starts_with(&query.after) && {
-        // The prefix was the last entry of the page before.
-        common(begin, query) == Some(query.after.as_str())
-    };
+    let is_skipped =
+        !query.delimiter.is_empty() && query.after.ends_with(&query.delimiter) && begin.starts_with(&query.after) && {
+            // The prefix was the last entry of the page before.
+            common(begin, query) == Some(query.after.as_str())
+        };
     !is_listed && !is_skipped && is_behind && (begin.starts_with(&query.prefix) || query.prefix.starts_with(begin))
 }
 
@@ -234,7 +237,8 @@ fn common<'a>(key: &'a str, query: &Query) -> Option<&'a str> {
 }
 
 fn take(found: Found, query: &Query, listed: &mut Listed) -> ControlFlow<()> {
-    let is_known = |prefix: &String| *prefix == query.after || listed.found.last().is_some_and(|last| last.text() == prefix);
+    let is_known =
+        |prefix: &String| *prefix == query.after || listed.found.last().is_some_and(|last| last.text() == prefix);
     if matches!(&found, Found::Prefix(prefix) if is_known(prefix)) {
         return ControlFlow::Continue(());
     }

@@ -4,6 +4,7 @@
 
 mod buckets;
 mod compared;
+mod completion;
 mod left_out;
 mod listing;
 mod names;
@@ -59,7 +60,8 @@ impl Folder {
     /// Open a folder to serve it. Fails if another server does, or if its file system has no extended attributes. Calls `note` with what it cannot serve.
     pub fn open(root: &Path, metrics: &Metrics, note: fn(&str)) -> Result<Folder> {
         let refused = |why: String, hint: &str| {
-            Error::new("storage-failed", format!("cannot serve folder `{}`: {why}", root.display())).hint(hint.to_owned())
+            Error::new("storage-failed", format!("cannot serve folder `{}`: {why}", root.display()))
+                .hint(hint.to_owned())
         };
         let failed = |error: io::Error| refused(error.to_string(), "choose a writable folder");
         let own = root.join(OWN);
@@ -76,7 +78,10 @@ impl Folder {
             return Err(refused("another server serves it".into(), "stop the other server, or choose another folder"));
         }
         record::is_supported(&lock).map_err(|error| {
-            refused(format!("its file system does not support extended attributes: {error}"), "choose a folder on ext4, XFS or Btrfs")
+            refused(
+                format!("its file system does not support extended attributes: {error}"),
+                "choose a folder on ext4, XFS or Btrfs",
+            )
         })?;
         // Files that an earlier server did not complete.
         for entry in std::fs::read_dir(own.join("temporary")).map_err(failed)?.flatten() {
@@ -109,7 +114,9 @@ impl Folder {
         let below = Path::new(bucket).join(names::path_of(key));
         for below in [below.clone(), below.join(SELF)] {
             match open_below(&self.handle, &below) {
-                Ok(file) if file.metadata().map_err(record::failed)?.is_file() => return Ok((file, self.root.join(below))),
+                Ok(file) if file.metadata().map_err(record::failed)?.is_file() => {
+                    return Ok((file, self.root.join(below)));
+                }
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => break,
                 Err(error) => return Err(record::failed(error)),
@@ -120,7 +127,10 @@ impl Folder {
 
     /// Wait until no other request writes this object.
     fn write_lock(&self, bucket: &str, key: &str) -> MutexGuard<'_, ()> {
-        let hash = bucket.bytes().chain(key.bytes()).fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+        let hash = bucket
+            .bytes()
+            .chain(key.bytes())
+            .fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
         self.writers[hash % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +152,9 @@ fn open_below(folder: &File, path: &Path) -> io::Result<File> {
         let links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         match openat2(folder, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), links) {
             Ok(file) => Ok(file.into()),
-            Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV | rustix::io::Errno::NAMETOOLONG) => Err(io::ErrorKind::NotFound.into()),
+            Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV | rustix::io::Errno::NAMETOOLONG) => {
+                Err(io::ErrorKind::NotFound.into())
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -162,7 +174,12 @@ fn unique() -> String {
 fn is_folder(path: &Path) -> io::Result<bool> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => Ok(found.is_dir()),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename
+            ) =>
+        {
             Ok(false)
         }
         Err(error) => Err(error),

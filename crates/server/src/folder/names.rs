@@ -137,7 +137,11 @@ mod tests {
         let mut texts = vec![String::new()];
         for at in 0..6_usize {
             let longer: Vec<String> = texts.iter().filter(|text| text.chars().count() == at).cloned().collect();
-            texts.extend(longer.iter().flat_map(|text| ["%", "25", "2E", ".", "_", "~", "self"].map(|end| format!("{text}{end}"))));
+            texts.extend(
+                longer
+                    .iter()
+                    .flat_map(|text| ["%", "25", "2E", ".", "_", "~", "self"].map(|end| format!("{text}{end}"))),
+            );
         }
         for name in texts.iter().filter(|name| !matches!(&***name, "" | "." | "..")) {
             if let Part::Whole(part) = part_of(name) {
@@ -154,11 +158,16 @@ mod tests {
     #[test]
     fn long_parts_are_several_folders() {
         for rest in [".", "..", ".a", "%self", "%~", "x%~", "%_", "...", "a."] {
-            for (begin, count) in [("x".repeat(198), 2), ("ü".repeat(99), 2), ("%".repeat(198), 2), (".".repeat(198), 2)] {
+            for (begin, count) in
+                [("x".repeat(198), 2), ("ü".repeat(99), 2), ("%".repeat(198), 2), (".".repeat(198), 2)]
+            {
                 let path = encoded(&format!("{}{rest}", begin.repeat(count)));
                 let names: Vec<&str> = path.split('/').collect();
                 assert_eq!(names.len(), count + 1);
-                assert!(names.iter().all(|name| name.len() <= MOST_BYTES && !matches!(*name, "" | "." | "..")), "{path}");
+                assert!(
+                    names.iter().all(|name| name.len() <= MOST_BYTES && !matches!(*name, "" | "." | "..")),
+                    "{path}"
+                );
                 assert_eq!(part_of(names[0]), Part::Begin(begin.clone()));
                 assert_eq!(part_of(names[count]), Part::Whole(rest.to_owned()), "{path}");
             }

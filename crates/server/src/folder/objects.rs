@@ -67,7 +67,8 @@ impl Folder {
             fill_sums!(output, record.of_part(input.part_number));
         }
         if let Some(range) = &range {
-            output.content_range = Some(format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), record.bytes));
+            output.content_range =
+                Some(format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), record.bytes));
         }
         let range = range.unwrap_or(0..record.bytes);
         output.content_length = Some((range.end - range.start) as i64);
@@ -100,19 +101,25 @@ impl Folder {
         Ok(output)
     }
 
-    pub(super) async fn get_object_attributes(&self, input: GetObjectAttributesInput) -> S3Result<GetObjectAttributesOutput> {
+    pub(super) async fn get_object_attributes(
+        &self,
+        input: GetObjectAttributesInput,
+    ) -> S3Result<GetObjectAttributesOutput> {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
         let (_, record) = settled(|| self.read_record(&input.bucket, &input.key)).await?;
         let wants = |name: &str| input.object_attributes.iter().any(|attribute| attribute.as_str() == name);
-        if let Some(unknown) = input.object_attributes.iter().map(ObjectAttributes::as_str).find(|name| !ATTRIBUTES.contains(name)) {
+        if let Some(unknown) =
+            input.object_attributes.iter().map(ObjectAttributes::as_str).find(|name| !ATTRIBUTES.contains(name))
+        {
             return Err(s3_error!(InvalidArgument, "the attribute `{unknown}` is not known"));
         }
         Ok(GetObjectAttributesOutput {
             e_tag: wants(ObjectAttributes::ETAG).then(|| record.etag()),
             checksum: (wants(ObjectAttributes::CHECKSUM) && !record.sums.is_empty()).then(|| record.sums.to_checksum()),
             object_size: wants(ObjectAttributes::OBJECT_SIZE).then_some(record.bytes as i64),
-            storage_class: wants(ObjectAttributes::STORAGE_CLASS).then(|| StorageClass::from_static(StorageClass::STANDARD)),
+            storage_class: wants(ObjectAttributes::STORAGE_CLASS)
+                .then(|| StorageClass::from_static(StorageClass::STANDARD)),
             object_parts: wants(ObjectAttributes::OBJECT_PARTS)
                 .then(|| parts_of(&record, input.part_number_marker.as_ref(), input.max_parts))
                 .flatten(),
@@ -130,7 +137,11 @@ impl Folder {
         let etag = draft.receive(input.body).await?;
         let sums = sums!(input);
         let record = Record { etag, given, sums, ..Record::default() };
-        let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
+        let conditions = Conditions {
+            matches: input.if_match.as_ref(),
+            none_match: input.if_none_match.as_ref(),
+            ..Conditions::default()
+        };
         let record = settled(|| self.place(&input.bucket, &input.key, &draft, record.clone(), conditions)).await?;
         let mut output = PutObjectOutput { e_tag: Some(record.etag()), ..PutObjectOutput::default() };
         fill_sums!(output, record);
@@ -141,17 +152,23 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         settled(|| {
             let _turn = self.write_lock(&input.bucket, &input.key);
-            let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+            let has_conditions = input.if_match.is_some()
+                || input.if_match_size.is_some()
+                || input.if_match_last_modified_time.is_some();
             if has_conditions {
                 let record = match self.read_record(&input.bucket, &input.key) {
                     // Nothing is left to delete.
                     Err(error) if *error.code() == S3ErrorCode::NoSuchKey => return Ok(false),
                     other => other?.1,
                 };
-                Conditions { matches: input.if_match.as_ref(), ..Conditions::default() }.check_write(Some(&record.etag()))?;
-                let is_other_size = input.if_match_size.is_some_and(|bytes| u64::try_from(bytes).ok() != Some(record.bytes));
-                let is_other_time =
-                    input.if_match_last_modified_time.as_ref().is_some_and(|time| seconds(time) != seconds(&record.modified()));
+                Conditions { matches: input.if_match.as_ref(), ..Conditions::default() }
+                    .check_write(Some(&record.etag()))?;
+                let is_other_size =
+                    input.if_match_size.is_some_and(|bytes| u64::try_from(bytes).ok() != Some(record.bytes));
+                let is_other_time = input
+                    .if_match_last_modified_time
+                    .as_ref()
+                    .is_some_and(|time| seconds(time) != seconds(&record.modified()));
                 if is_other_size || is_other_time {
                     return Err(s3_error!(PreconditionFailed, "the object's size or time differs"));
                 }
@@ -198,20 +215,35 @@ impl Folder {
         let replaces = match input.metadata_directive.as_ref().map(MetadataDirective::as_str) {
             None | Some(MetadataDirective::COPY) => false,
             Some(MetadataDirective::REPLACE) => true,
-            Some(other) => return Err(s3_error!(InvalidArgument, "x-amz-metadata-directive is `{other}`, expected COPY or REPLACE")),
+            Some(other) => {
+                return Err(s3_error!(
+                    InvalidArgument,
+                    "x-amz-metadata-directive is `{other}`, expected COPY or REPLACE"
+                ));
+            }
         };
         if (&bucket, &key) == (&input.bucket, &input.key) && !replaces {
             return Err(s3_error!(InvalidRequest, "an object is copied to itself only with new metadata"));
         }
         let given = if replaces { given!(input) } else { record.given.clone() };
         let mut draft = self.draft()?;
-        let copy = Record { etag: record.etag.clone(), given, sums: record.sums.clone(), parts: record.parts.clone(), ..Record::default() };
+        let copy = Record {
+            etag: record.etag.clone(),
+            given,
+            sums: record.sums.clone(),
+            parts: record.parts.clone(),
+            ..Record::default()
+        };
         let copy = on_disk(|| {
             std::io::copy(&mut file, &mut draft.file).map_err(failed)?;
             record.check_unchanged(&file).map_err(failed)?;
             self.place(&input.bucket, &input.key, &draft, copy, Conditions::default())
         })?;
-        let mut result = CopyObjectResult { e_tag: Some(copy.etag()), last_modified: Some(copy.modified()), ..CopyObjectResult::default() };
+        let mut result = CopyObjectResult {
+            e_tag: Some(copy.etag()),
+            last_modified: Some(copy.modified()),
+            ..CopyObjectResult::default()
+        };
         fill_sums!(result, copy);
         Ok(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() })
     }
@@ -228,7 +260,8 @@ impl Folder {
 /// Return a page of the parts of an object, or None if it was uploaded whole.
 fn parts_of(record: &Record, marker: Option<&i32>, most: Option<i32>) -> Option<GetObjectAttributesParts> {
     let parts = record.parts.as_ref()?;
-    let (after, most) = (usize::try_from(*marker.unwrap_or(&0)).ok()?, usize::try_from(most.unwrap_or(1000)).ok()?.min(1000));
+    let (after, most) =
+        (usize::try_from(*marker.unwrap_or(&0)).ok()?, usize::try_from(most.unwrap_or(1000)).ok()?.min(1000));
     let page: Vec<ObjectPart> = (after + 1..)
         .zip(parts.iter().skip(after))
         .take(most)
@@ -269,7 +302,9 @@ fn source(source: &CopySource) -> S3Result<(String, String)> {
 fn check_version(version: Option<&str>) -> S3Result<()> {
     match version {
         None | Some("null") => Ok(()),
-        Some(version) => Err(s3_error!(NoSuchVersion, "the version `{version}` does not exist; a served folder keeps one")),
+        Some(version) => {
+            Err(s3_error!(NoSuchVersion, "the version `{version}` does not exist; a served folder keeps one"))
+        }
     }
 }
 
@@ -347,7 +382,10 @@ mod tests {
     #[test]
     fn a_file_that_is_written_or_compared_is_no_failure_of_its_folder() {
         let is_one = |kind: std::io::ErrorKind| is_failure(&failed(kind.into()));
-        assert_eq!([WouldBlock, ResourceBusy, NotFound, Other, TimedOut].map(is_one), [false, false, false, true, true]);
+        assert_eq!(
+            [WouldBlock, ResourceBusy, NotFound, Other, TimedOut].map(is_one),
+            [false, false, false, true, true]
+        );
     }
 
     /// A file of 20 MiB of zeros, with its record, and then with another mode.
@@ -400,8 +438,10 @@ mod tests {
     async fn requests_that_are_not_polled_keep_no_turn_from_others() -> Result<()> {
         let named = (0..7).map(|_| tempfile::NamedTempFile::new()).collect::<std::io::Result<Vec<_>>>()?;
         let files = named.iter().map(|named| Ok(large(named)?.0)).collect::<Result<Vec<_>>>()?;
-        let unsettled = |file| Record::read(file).err().and_then(|error| Unsettled::of(&error)).ok_or("it was compared");
-        let mut idle = files[1..].iter().map(|file| Ok(Box::pin(unsettled(file)?.compare(())))).collect::<Result<Vec<_>>>()?;
+        let unsettled =
+            |file| Record::read(file).err().and_then(|error| Unsettled::of(&error)).ok_or("it was compared");
+        let mut idle =
+            files[1..].iter().map(|file| Ok(Box::pin(unsettled(file)?.compare(())))).collect::<Result<Vec<_>>>()?;
         idle.iter_mut().for_each(|compared| drop(compared.now_or_never()));
         settled(|| Record::read(&files[0]).map_err(failed)).await?;
         Ok(())
@@ -414,7 +454,10 @@ mod tests {
         // Nobody can compare it to its end.
         let held = alone(&file)?.lock_owned().await;
         let reads: Vec<_> = (0..5)
-            .map(|_| file.try_clone().map(|file| tokio::spawn(async move { settled(|| Record::read(&file).map_err(failed)).await })))
+            .map(|_| {
+                file.try_clone()
+                    .map(|file| tokio::spawn(async move { settled(|| Record::read(&file).map_err(failed)).await }))
+            })
             .collect::<std::io::Result<_>>()?;
         tokio::time::sleep(Duration::from_millis(50)).await; // They wait by then, or come later: both are right.
         settled(|| Record::read(&other).map_err(failed)).await?;

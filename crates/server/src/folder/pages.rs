@@ -121,7 +121,8 @@ impl Folder {
             after: continued.or_else(|| input.start_after.clone()).unwrap_or_default(),
             most: most(input.max_keys)?,
         };
-        let (objects, prefixes, next) = self.page(&input.bucket, &query, &texts, input.fetch_owner.unwrap_or_default())?;
+        let (objects, prefixes, next) =
+            self.page(&input.bucket, &query, &texts, input.fetch_owner.unwrap_or_default())?;
         Ok(ListObjectsV2Output {
             name: Some(input.bucket),
             prefix: Some(texts.of(&query.prefix)),
@@ -142,7 +143,10 @@ impl Folder {
 
 impl Folder {
     /// List the only version of each object.
-    pub(super) async fn list_object_versions(&self, input: ListObjectVersionsInput) -> S3Result<ListObjectVersionsOutput> {
+    pub(super) async fn list_object_versions(
+        &self,
+        input: ListObjectVersionsInput,
+    ) -> S3Result<ListObjectVersionsOutput> {
         let texts = Texts::new(input.encoding_type.as_ref())?;
         let query = Query {
             prefix: input.prefix.clone().unwrap_or_default(),

@@ -59,7 +59,8 @@ pub(crate) use given;
 macro_rules! fill {
     ($output:ident, $record:expr) => {
         let record = $record;
-        $output.content_type = record.given.content_type.clone().or_else(|| Some($crate::folder::record::NO_TYPE.into()));
+        $output.content_type =
+            record.given.content_type.clone().or_else(|| Some($crate::folder::record::NO_TYPE.into()));
         $output.cache_control = record.given.cache_control.clone();
         $output.content_disposition = record.given.content_disposition.clone();
         $output.content_encoding = record.given.content_encoding.clone();
@@ -256,7 +257,8 @@ impl Record {
     /// Return whether a record is one that this server may have written.
     fn is_sound(&self) -> bool {
         let bytes = self.parts.iter().flatten().try_fold(0_u64, |all, bytes| all.checked_add(*bytes));
-        let is_etag = self.etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !self.etag.is_empty();
+        let is_etag =
+            self.etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !self.etag.is_empty();
         is_etag && (self.parts.is_none() || bytes == Some(self.bytes))
     }
 
@@ -304,10 +306,13 @@ impl Record {
             self.parts = None;
             text = encode(self)?;
         }
-        let written = (text.len() <= MOST_BYTES).then(|| rustix::fs::fsetxattr(file, ATTRIBUTE, &text, rustix::fs::XattrFlags::empty()));
+        let written = (text.len() <= MOST_BYTES)
+            .then(|| rustix::fs::fsetxattr(file, ATTRIBUTE, &text, rustix::fs::XattrFlags::empty()));
         match written {
             Some(Ok(())) => Ok(()),
-            None | Some(Err(rustix::io::Errno::TOOBIG)) => Err(s3_error!(MetadataTooLarge, "the metadata has more than 3,800 bytes")),
+            None | Some(Err(rustix::io::Errno::TOOBIG)) => {
+                Err(s3_error!(MetadataTooLarge, "the metadata has more than 3,800 bytes"))
+            }
             Some(Err(error)) => Err(failed(error.into())),
         }
     }
@@ -378,7 +383,9 @@ pub fn failed(error: io::Error) -> S3Error {
             s3_error!(AccessDenied, "the folder cannot be written: {error}")
         }
         // Trying again would not help.
-        io::ErrorKind::IsADirectory => s3_error!(InvalidRequest, "a folder has the name of the object's file; rename it, or remove it"),
+        io::ErrorKind::IsADirectory => {
+            s3_error!(InvalidRequest, "a folder has the name of the object's file; rename it, or remove it")
+        }
         io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => s3_error!(ServiceUnavailable, "{error}"),
         _ => s3_error!(ServiceUnavailable, "the folder failed: {error}"),
     };

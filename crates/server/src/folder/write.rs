@@ -45,7 +45,8 @@ impl Draft {
         let mut md5 = Md5::new();
         if let Some(mut body) = body {
             while let Some(part) = body.next().await {
-                let part = part.map_err(|error| s3_error!(IncompleteBody, "the body could not be received: {error}"))?;
+                let part =
+                    part.map_err(|error| s3_error!(IncompleteBody, "the body could not be received: {error}"))?;
                 on_disk(|| {
                     md5.update(&part);
                     self.file.write_all(&part).map_err(failed)
@@ -65,7 +66,14 @@ impl Folder {
     }
 
     /// Make a file durable, and the object of this key, if the present object meets the conditions.
-    pub fn place(&self, bucket: &str, key: &str, draft: &Draft, record: Record, conditions: Conditions<'_>) -> S3Result<Record> {
+    pub fn place(
+        &self,
+        bucket: &str,
+        key: &str,
+        draft: &Draft,
+        record: Record,
+        conditions: Conditions<'_>,
+    ) -> S3Result<Record> {
         let folder = self.bucket(bucket)?;
         let mut record = record.write(&draft.file)?;
         draft.file.sync_all().map_err(failed)?;

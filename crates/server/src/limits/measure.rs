@@ -35,13 +35,20 @@ pub async fn below(cold: &Arc<dyn S3>, (bucket, prefix): (&str, &str), known: &H
         match page.next_continuation_token.filter(|_| page.is_truncated.unwrap_or(false)) {
             None => return Ok(found),
             // A store that repeats a page would be asked for ever.
-            next if next == after => return Err(s3_error!(InternalError, "the cold store lists a page again and again")),
+            next if next == after => {
+                return Err(s3_error!(InternalError, "the cold store lists a page again and again"));
+            }
             next => after = next,
         }
     }
 }
 
-async fn find_uploads(cold: &Arc<dyn S3>, (bucket, prefix): (&str, &str), known: &HashSet<Upload>, found: &mut Found) -> S3Result<()> {
+async fn find_uploads(
+    cold: &Arc<dyn S3>,
+    (bucket, prefix): (&str, &str),
+    known: &HashSet<Upload>,
+    found: &mut Found,
+) -> S3Result<()> {
     let mut after = (None, None);
     loop {
         let input = ListMultipartUploadsInput {
@@ -74,7 +81,13 @@ async fn find_uploads(cold: &Arc<dyn S3>, (bucket, prefix): (&str, &str), known:
 /// Return whether a store does not list uploads, or not for this account.
 fn is_refused(error: &S3Error) -> bool {
     let code = error.code();
-    matches!(code, S3ErrorCode::NotImplemented | S3ErrorCode::MethodNotAllowed | S3ErrorCode::AccessDenied | S3ErrorCode::NoSuchBucket)
+    matches!(
+        code,
+        S3ErrorCode::NotImplemented
+            | S3ErrorCode::MethodNotAllowed
+            | S3ErrorCode::AccessDenied
+            | S3ErrorCode::NoSuchBucket
+    )
 }
 
 impl Found {
@@ -93,8 +106,9 @@ impl Found {
 /// Return how many bytes the parts of an upload have, or None if it does not exist.
 pub async fn upload(cold: &Arc<dyn S3>, bucket: &str, open: &Upload) -> S3Result<Option<u64>> {
     let mut bytes = 0_u64;
-    let is_there =
-        parts(cold, bucket, open, |part| bytes = bytes.saturating_add(part.size.and_then(|size| size.try_into().ok()).unwrap_or(0)));
+    let is_there = parts(cold, bucket, open, |part| {
+        bytes = bytes.saturating_add(part.size.and_then(|size| size.try_into().ok()).unwrap_or(0))
+    });
     Ok(is_there.await?.then_some(bytes))
 }
 
@@ -111,7 +125,9 @@ pub async fn parts(cold: &Arc<dyn S3>, bucket: &str, (key, id): &Upload, mut see
         };
         let page = match cold.list_parts(request(input)).await {
             Ok(response) => response.output,
-            Err(error) if matches!(error.code(), S3ErrorCode::NoSuchUpload | S3ErrorCode::NoSuchBucket) => return Ok(false),
+            Err(error) if matches!(error.code(), S3ErrorCode::NoSuchUpload | S3ErrorCode::NoSuchBucket) => {
+                return Ok(false);
+            }
             Err(error) => return Err(error),
         };
         page.parts.iter().flatten().for_each(&mut see);

@@ -38,8 +38,9 @@ pub struct Limit {
 impl Limit {
     fn parse(text: &str) -> Result<Limit> {
         let bad = |why: &str| {
-            Error::new("invalid-argument", format!("cannot use quota `{text}`: {why}"))
-                .hint("write a bucket or a prefix and its size, such as --quota bucket=1TB or --quota bucket/folder/=100GB")
+            Error::new("invalid-argument", format!("cannot use quota `{text}`: {why}")).hint(
+                "write a bucket or a prefix and its size, such as --quota bucket=1TB or --quota bucket/folder/=100GB",
+            )
         };
         let (name, size) = text.rsplit_once('=').ok_or_else(|| bad("it has no size"))?;
         let bytes = size_bytes(size).ok_or_else(|| bad(&format!("`{size}` is not a size above 0")))?;
@@ -60,7 +61,11 @@ impl Limit {
                 return Err(Error::new("invalid-argument", text).hint("give each bucket or prefix one --quota"));
             }
             if only.is_some_and(|only| only != limit.bucket) {
-                let text = format!("cannot use quota `{}`: only the bucket `{}` is served", texts[at], only.unwrap_or_default());
+                let text = format!(
+                    "cannot use quota `{}`: only the bucket `{}` is served",
+                    texts[at],
+                    only.unwrap_or_default()
+                );
                 return Err(Error::new("invalid-argument", text).hint("name the bucket of --cold"));
             }
         }
@@ -159,7 +164,13 @@ impl Quotas {
     }
 
     /// Write an object of so many bytes, unless a quota would be exceeded.
-    pub async fn count<T>(&self, bucket: &str, key: &str, bytes: u64, write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
+    pub async fn count<T>(
+        &self,
+        bucket: &str,
+        key: &str,
+        bytes: u64,
+        write: impl Future<Output = S3Result<T>>,
+    ) -> S3Result<T> {
         let quotas = self.of(bucket, key);
         self.counted(quotas, bytes, write).await
     }
@@ -171,10 +182,15 @@ impl Quotas {
     }
 
     /// Make an object of an upload. Its parts are counted already, or they are measured first.
-    pub async fn complete<T>(&self, (bucket, key, id): (&str, &str, &str), write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
+    pub async fn complete<T>(
+        &self,
+        (bucket, key, id): (&str, &str, &str),
+        write: impl Future<Output = S3Result<T>>,
+    ) -> S3Result<T> {
         let (quotas, upload) = (self.of(bucket, key), (key.to_owned(), id.to_owned()));
         let unknown: Vec<_> = quotas.iter().filter(|quota| !quota.usage().counts(&upload)).cloned().collect();
-        let bytes = if unknown.is_empty() { 0 } else { measure::upload(&self.cold, bucket, &upload).await?.unwrap_or(0) };
+        let bytes =
+            if unknown.is_empty() { 0 } else { measure::upload(&self.cold, bucket, &upload).await?.unwrap_or(0) };
         let done = self.counted(unknown, bytes, write).await;
         if done.is_ok() {
             self.forget((bucket, key, id));
@@ -188,7 +204,12 @@ impl Quotas {
         self.of(bucket, key).iter().for_each(|quota| quota.change(|usage| usage.end_upload(&upload)));
     }
 
-    async fn counted<T>(&self, quotas: Vec<Arc<Quota>>, bytes: u64, write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
+    async fn counted<T>(
+        &self,
+        quotas: Vec<Arc<Quota>>,
+        bytes: u64,
+        write: impl Future<Output = S3Result<T>>,
+    ) -> S3Result<T> {
         if quotas.is_empty() {
             return write.await;
         }
@@ -269,7 +290,8 @@ impl Quota {
 
     /// List what is below the prefix, unless another task does. Returns whether that succeeded.
     async fn list(&self, cold: &Arc<dyn S3>) -> bool {
-        let Some((was_listed, known)) = self.change(|usage| (!usage.is_listing()).then(|| (usage.is_listed(), usage.begin_listing())))
+        let Some((was_listed, known)) =
+            self.change(|usage| (!usage.is_listing()).then(|| (usage.is_listed(), usage.begin_listing())))
         else {
             return false;
         };
@@ -290,7 +312,10 @@ impl Quota {
             Err(error) => {
                 self.metrics.quota_failures.get_or_create(&self.labels()).inc();
                 let why = error.message().unwrap_or(error.code().as_str());
-                (self.note)(&format!("the quota of `{}` counts only what was written since its last listing: {why}", limit.name));
+                (self.note)(&format!(
+                    "the quota of `{}` counts only what was written since its last listing: {why}",
+                    limit.name
+                ));
             }
         }
         is_listed
@@ -307,17 +332,26 @@ mod tests {
         let found: Vec<_> = limits.iter().map(|limit| (limit.name.as_str(), limit.bytes)).collect();
         assert_eq!(found, [("pets", 1_000_000_000_000), ("pets/c", 3 << 29), ("pets/a=b/", 4096)]);
         assert!(limits[0].covers("pets", "x") && !limits[0].covers("pets2", "x"));
-        assert!(limits[1].covers("pets", "cats/1") && !limits[1].covers("pets", "dogs/1") && !limits[1].covers("pet", "s/cats"));
+        assert!(
+            limits[1].covers("pets", "cats/1")
+                && !limits[1].covers("pets", "dogs/1")
+                && !limits[1].covers("pet", "s/cats")
+        );
         Ok(())
     }
 
     #[test]
     fn other_quotas_are_refused() {
-        for text in ["", "pets", "pets=", "pets=0", "pets=-1", "pets=1XB", "=1GB", "/a=1GB", "Pets/a=1GB", "s3://pets=1GB"] {
+        for text in
+            ["", "pets", "pets=", "pets=0", "pets=-1", "pets=1XB", "=1GB", "/a=1GB", "Pets/a=1GB", "s3://pets=1GB"]
+        {
             assert_eq!(Limit::parse(text).err().map(|error| error.code()), Some("invalid-argument"), "{text}");
         }
         let both = ["pets=1GB".to_owned(), "pets/=2GB".to_owned()];
         assert!(Limit::parse_all(&both, None).is_err_and(|error| error.message().contains("has two sizes")));
-        assert!(Limit::parse_all(&both[..1], Some("cats")).is_err_and(|error| error.message().contains("only the bucket `cats`")));
+        assert!(
+            Limit::parse_all(&both[..1], Some("cats"))
+                .is_err_and(|error| error.message().contains("only the bucket `cats`"))
+        );
     }
 }

@@ -36,7 +36,8 @@ impl Rate {
     /// Take one unit. Without one, returns how long it takes until one is free.
     fn try_take(&self, now: Instant) -> Result<(), Duration> {
         let ((now, cost), most) = (self.at(now, 1), nanoseconds(BURST));
-        let taken = |paid: u64| Some(paid.max(now).saturating_add(cost)).filter(|paid| *paid <= now.saturating_add(most));
+        let taken =
+            |paid: u64| Some(paid.max(now).saturating_add(cost)).filter(|paid| *paid <= now.saturating_add(most));
         let left = |paid: u64| paid.max(now).saturating_add(cost) - now.saturating_add(most);
         self.paid_ns.fetch_update(Relaxed, Relaxed, taken).map(drop).map_err(|paid| Duration::from_nanos(left(paid)))
     }
@@ -64,11 +65,13 @@ pub struct Rates {
 impl Rates {
     /// Return the rates of a key, or None without any.
     pub fn new(requests: Option<u64>, bytes: Option<u64>) -> Option<Rates> {
-        (requests.is_some() || bytes.is_some()).then(|| Rates { requests: requests.map(Rate::new), bytes: bytes.map(Rate::new) })
+        (requests.is_some() || bytes.is_some())
+            .then(|| Rates { requests: requests.map(Rate::new), bytes: bytes.map(Rate::new) })
     }
 
     pub fn is_same(&self, other: &Rates) -> bool {
-        let numbers = |rates: &Rates| [&rates.requests, &rates.bytes].map(|rate| rate.as_ref().map(|rate| rate.per_second));
+        let numbers =
+            |rates: &Rates| [&rates.requests, &rates.bytes].map(|rate| rate.as_ref().map(|rate| rate.per_second));
         numbers(self) == numbers(other)
     }
 }

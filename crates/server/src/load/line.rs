@@ -66,7 +66,11 @@ impl Counts {
     pub fn new() -> Counts {
         // Latencies from 1 microsecond to an hour, to three digits.
         let latency = Histogram::new_with_bounds(1, 3_600_000_000, 3);
-        Counts { latency: latency.unwrap_or_else(|_| Histogram::new(3).expect("three digits are allowed")), bytes: 0, errors: 0 }
+        Counts {
+            latency: latency.unwrap_or_else(|_| Histogram::new(3).expect("three digits are allowed")),
+            bytes: 0,
+            errors: 0,
+        }
     }
 
     pub fn add(&mut self, other: &Counts) {

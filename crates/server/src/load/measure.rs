@@ -11,7 +11,13 @@ use super::see::{See, seen, stopped};
 use super::worker::Workers;
 
 /// Let some workers run for a time, and return the lines of the whole time. Fails if no request succeeded.
-pub async fn measure(workers: &Arc<Workers>, count: usize, seconds: f64, interval_seconds: f64, see: &mut See<'_>) -> Result<Vec<Line>> {
+pub async fn measure(
+    workers: &Arc<Workers>,
+    count: usize,
+    seconds: f64,
+    interval_seconds: f64,
+    see: &mut See<'_>,
+) -> Result<Vec<Line>> {
     let running = workers.start(count);
     let (began, mut last) = (Instant::now(), Instant::now());
     let mut whole = [Counts::new(), Counts::new()];
@@ -40,7 +46,8 @@ pub async fn measure(workers: &Arc<Workers>, count: usize, seconds: f64, interva
     if whole.iter().all(|counts| counts.latency.is_empty()) {
         let why = workers.an_error().unwrap_or_else(|| format!("none finished within {seconds} s"));
         let text = format!("no request of {count} workers succeeded: {why}");
-        return Err(Error::new("storage-failed", text).hint("check the endpoint, the keys and the objects, or increase --seconds"));
+        return Err(Error::new("storage-failed", text)
+            .hint("check the endpoint, the keys and the objects, or increase --seconds"));
     }
     Ok(lines(&whole, count, elapsed, elapsed))
 }

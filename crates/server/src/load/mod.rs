@@ -24,7 +24,9 @@ const CLEANS_UP: Duration = Duration::from_secs(10);
 
 /// Run a load, and return the lines of the whole and one of the errors, if there were any. Fails if no request succeeded.
 pub fn run(load: &Load, see: &mut See<'_>) -> Result<(Vec<Line>, Option<String>)> {
-    on_runtime(prepared(load, see, async |workers, see| measure(workers, load.workers, load.seconds, load.interval_seconds, see).await))
+    on_runtime(prepared(load, see, async |workers, see| {
+        measure(workers, load.workers, load.seconds, load.interval_seconds, see).await
+    }))
 }
 
 /// Search for the number of workers at the knee, up to `load.workers`. `see` gets the lines of each step. Fails if no request of a step succeeded.

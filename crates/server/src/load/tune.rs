@@ -38,7 +38,11 @@ impl Step {
     fn of(workers: usize, lines: &[Line]) -> Step {
         let requests: u64 = lines.iter().map(|line| line.requests).sum();
         let waited: f64 = lines.iter().map(|line| line.mean_ms * line.requests as f64).sum();
-        Step { workers, bytes_per_second: lines.iter().map(Line::bytes_per_second).sum(), mean_ms: waited / (requests as f64).max(1.0) }
+        Step {
+            workers,
+            bytes_per_second: lines.iter().map(Line::bytes_per_second).sum(),
+            mean_ms: waited / (requests as f64).max(1.0),
+        }
     }
 
     /// Return the measurement of the same workers that has the median throughput.
@@ -54,7 +58,8 @@ pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut
     let counts: Vec<usize> = doubled(most).collect();
     let mut steps = rounds(workers, &counts, 1, seconds, see).await?;
     let near = best(&steps) * NEAR;
-    let counts: Vec<usize> = steps.iter().filter(|step| step.bytes_per_second >= near).map(|step| step.workers).collect();
+    let counts: Vec<usize> =
+        steps.iter().filter(|step| step.bytes_per_second >= near).map(|step| step.workers).collect();
     steps.retain(|step| step.bytes_per_second < near);
     steps.extend(rounds(workers, &counts, ROUNDS, seconds, see).await?);
     steps.sort_by_key(|step| step.workers);
@@ -69,7 +74,13 @@ pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut
 }
 
 /// Measure each number of workers several times, in turns, so that a machine that becomes slower or faster in the meantime favours none of them.
-async fn rounds(workers: &Arc<Workers>, counts: &[usize], rounds: usize, seconds: f64, see: &mut See<'_>) -> Result<Vec<Step>> {
+async fn rounds(
+    workers: &Arc<Workers>,
+    counts: &[usize],
+    rounds: usize,
+    seconds: f64,
+    see: &mut See<'_>,
+) -> Result<Vec<Step>> {
     let mut found = vec![Vec::new(); counts.len()];
     for _ in 0..rounds {
         for (count, found) in counts.iter().zip(&mut found) {
@@ -103,7 +114,10 @@ fn smooth(steps: &[Step]) -> Vec<f64> {
     let near = best(steps) * NEAR;
     let means = steps.iter().enumerate().map(|(at, step)| {
         let beside = &steps[at.saturating_sub(1)..steps.len().min(at + 2)];
-        let beside = beside.iter().map(|step| step.bytes_per_second).filter(|rate| *rate >= near && step.bytes_per_second >= near);
+        let beside = beside
+            .iter()
+            .map(|step| step.bytes_per_second)
+            .filter(|rate| *rate >= near && step.bytes_per_second >= near);
         let (sum, count) = beside.fold((step.bytes_per_second, 1.0), |(sum, count), rate| (sum + rate, count + 1.0));
         sum / count
     });
@@ -127,7 +141,13 @@ mod tests {
     use super::*;
 
     fn steps(of: &[(usize, f64)]) -> Vec<Step> {
-        of.iter().map(|(workers, bytes_per_second)| Step { workers: *workers, bytes_per_second: *bytes_per_second, mean_ms: 1.0 }).collect()
+        of.iter()
+            .map(|(workers, bytes_per_second)| Step {
+                workers: *workers,
+                bytes_per_second: *bytes_per_second,
+                mean_ms: 1.0,
+            })
+            .collect()
     }
 
     #[test]
@@ -144,7 +164,8 @@ mod tests {
 
     #[test]
     fn one_odd_measurement_moves_the_knee_by_an_octave_at_most() {
-        let mut flat = [(1, 0.5), (2, 0.9), (4, 1.2), (8, 1.33), (16, 1.36), (32, 1.38), (64, 1.4), (128, 1.4), (256, 1.4)];
+        let mut flat =
+            [(1, 0.5), (2, 0.9), (4, 1.2), (8, 1.33), (16, 1.36), (32, 1.38), (64, 1.4), (128, 1.4), (256, 1.4)];
         assert_eq!(knee(&steps(&flat)), 12);
         // Without the curve, the knee would be at 128 workers.
         flat[7].1 *= 1.06;

@@ -95,11 +95,13 @@ fn keys<'a>(client: &'a Client, warm: &'a Warm) -> impl Stream<Item = std::resul
     // The token of the next page. None at the end.
     let pages = futures::stream::unfold(Some(None), move |after: Option<Option<String>>| async move {
         let after = after?;
-        let list = client.list_objects_v2().bucket(&warm.bucket).prefix(&warm.prefix).set_continuation_token(after.clone());
+        let list =
+            client.list_objects_v2().bucket(&warm.bucket).prefix(&warm.prefix).set_continuation_token(after.clone());
         match list.send().await {
             Err(error) => Some((vec![Err(failed(&error))], None)),
             Ok(page) => {
-                let keys = page.contents.unwrap_or_default().into_iter().filter_map(|object| object.key.map(Ok)).collect();
+                let keys =
+                    page.contents.unwrap_or_default().into_iter().filter_map(|object| object.key.map(Ok)).collect();
                 let next = page.next_continuation_token.filter(|_| page.is_truncated.unwrap_or(false));
                 if next.is_some() && next == after {
                     return Some((vec![Err("the store lists a page again and again".to_owned())], None));

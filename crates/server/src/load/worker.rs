@@ -54,7 +54,10 @@ impl Workers {
     pub async fn new(load: &Load) -> Result<Arc<Workers>> {
         let options = Options::new(load.storage_options.clone(), Io::Auto)?;
         if load.objects == 0 || load.workers == 0 || !(0.0..=1.0).contains(&load.puts) {
-            return Err(Error::new("invalid-argument", "cannot load: there must be objects and workers, and a share of puts from 0 to 1"));
+            return Err(Error::new(
+                "invalid-argument",
+                "cannot load: there must be objects and workers, and a share of puts from 0 to 1",
+            ));
         }
         // Each error counts while requests are measured.
         let (patient, _) = client(&options).await?;
@@ -77,7 +80,11 @@ impl Workers {
     pub async fn prepare(&self, see: &mut See<'_>) -> Result<()> {
         let load = &self.load;
         let each = (0..if load.reuses { 1 } else { load.objects }).map(|number| async move {
-            if load.reuses { self.get(&self.patient, number).await.map(drop) } else { self.put(&self.patient, number).await }
+            if load.reuses {
+                self.get(&self.patient, number).await.map(drop)
+            } else {
+                self.put(&self.patient, number).await
+            }
         });
         let mut done = futures::stream::iter(each).buffer_unordered(AT_ONCE);
         while let Some(done) = seen(done.next(), see).await.ok_or_else(stopped)? {
@@ -181,7 +188,8 @@ impl Workers {
         }
         let Some(why) = why else { return Ok(()) };
         let left = self.load.objects - deleted;
-        let text = format!("up to {left} objects of `s3://{}/{}` were not deleted: {why}", self.load.bucket, self.load.prefix);
+        let text =
+            format!("up to {left} objects of `s3://{}/{}` were not deleted: {why}", self.load.bucket, self.load.prefix);
         Err(Error::new("storage-failed", text).hint("delete what lies below this prefix"))
     }
 }

@@ -142,7 +142,13 @@ mod tests {
         let mut note = meta.note();
         note.extend_from_slice(b"   ");
         let again = Meta::of_note(&note, true).unwrap();
-        assert!(again.head == meta.head && again.etag == meta.etag && again.bytes == 17 && again.knows_sums && again.is_believed);
+        assert!(
+            again.head == meta.head
+                && again.etag == meta.etag
+                && again.bytes == 17
+                && again.knows_sums
+                && again.is_believed
+        );
         assert!(again.age().unwrap() < Duration::from_secs(5) && !again.needs_note());
         let other = Meta::of_note(&note, false).unwrap();
         assert!(!other.is_believed && other.needs_note());

@@ -13,7 +13,9 @@ pub fn late() -> s3s::HttpResponse {
 
 pub fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpResponse {
     let message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    );
     let mut response = Response::new(s3s::Body::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
@@ -55,14 +57,19 @@ pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Rec
     // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
     let is_of_body = has_body && code == "InternalError" && !has(b"<RequestId>");
     let found = match (is_of_body, received.is_too_long()) {
-        (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have at most 8 MiB.")),
+        (true, true) => {
+            Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have at most 8 MiB."))
+        }
         (true, false) => {
-            let text = "The body could not be received, or its length or hash is not that of its headers. Send it again.";
+            let text =
+                "The body could not be received, or its length or hash is not that of its headers. Send it again.";
             Some((StatusCode::BAD_REQUEST, "IncompleteBody", text))
         }
         _ => {
-            let known =
-                MESSAGES.iter().find(|(known, _)| *known == code).map_or("The request is not a valid S3 request.", |(_, message)| *message);
+            let known = MESSAGES
+                .iter()
+                .find(|(known, _)| *known == code)
+                .map_or("The request is not a valid S3 request.", |(_, message)| *message);
             response.status().is_client_error().then_some((response.status(), &*code, known))
         }
     };
@@ -77,7 +84,9 @@ pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Rec
 /// Return the attributes of an object with an ETag that is not quoted, as S3 does in this response alone.
 pub fn attributes(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
     let text = response.body().bytes().and_then(|text| String::from_utf8(text.to_vec()).ok());
-    let Some(text) = text.filter(|text| response.status().is_success() && text.contains("<ETag>\"")) else { return response };
+    let Some(text) = text.filter(|text| response.status().is_success() && text.contains("<ETag>\"")) else {
+        return response;
+    };
     *response.body_mut() = s3s::Body::from(text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>"));
     response.headers_mut().remove(CONTENT_LENGTH);
     response
@@ -105,7 +114,11 @@ pub fn readable(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
 }
 
 pub fn overloaded() -> s3s::HttpResponse {
-    let mut response = with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The server has reached its limit of concurrent requests.");
+    let mut response = with_error(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "SlowDown",
+        "The server has reached its limit of concurrent requests.",
+    );
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }

@@ -88,7 +88,15 @@ impl Patient {
 
     pub fn new(body: Incoming, idle: Duration, received: Received, pace: Option<Pace>) -> Patient {
         let is_awaited = received.is_awaited;
-        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, received, pace }
+        Patient {
+            body: Some(body),
+            is_awaited,
+            idle,
+            until: Box::pin(tokio::time::sleep(idle)),
+            bytes: 0,
+            received,
+            pace,
+        }
     }
 }
 

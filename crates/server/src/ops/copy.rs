@@ -42,7 +42,8 @@ pub async fn copy(tier: &Tier, mut request: S3Request<CopyObjectInput>) -> S3Res
     check_source(&request.input.copy_source, &request.extensions)?;
     let object = Object::new(&request.input.bucket, &request.input.key);
     let (bucket, key) = (object.bucket.clone(), object.key.clone());
-    let (bytes, is_ours) = if tier.quotas.cover(&bucket, &key) { copied_bytes!(tier, request.input) } else { (0, false) };
+    let (bytes, is_ours) =
+        if tier.quotas.cover(&bucket, &key) { copied_bytes!(tier, request.input) } else { (0, false) };
     let copied = tier.quotas.count(&bucket, &key, bytes, tier.write(&[object], tier.cold.copy_object(request))).await;
     copied.map_err(|error| changed(error, is_ours))
 }

@@ -44,7 +44,9 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
         conditions.check_read(&meta.etag, meta.head.last_modified.as_ref())?;
         let range = match &input.range {
             None => 0..meta.bytes,
-            Some(range) => range.check(meta.bytes).map_err(|_| s3_error!(InvalidRange, "the object has {} bytes", meta.bytes))?,
+            Some(range) => {
+                range.check(meta.bytes).map_err(|_| s3_error!(InvalidRange, "the object has {} bytes", meta.bytes))?
+            }
         };
         if range.is_empty() && input.range.is_some() {
             return Err(s3_error!(InvalidRange, "the object is empty"));

@@ -1,7 +1,9 @@
 //! HeadObject and GetObjectAttributes.
 
 use hyper::header::IF_RANGE;
-use s3s::dto::{GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput, ObjectAttributes};
+use s3s::dto::{
+    GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput, ObjectAttributes,
+};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::check_is_object;
@@ -46,10 +48,15 @@ async fn whole(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3R
     Ok(with_age(S3Response::new(HeadObjectOutput { accept_ranges: Some("bytes".into()), ..meta.head.clone() }), age))
 }
 
-pub async fn attributes(tier: &Tier, mut request: S3Request<GetObjectAttributesInput>) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+pub async fn attributes(
+    tier: &Tier,
+    mut request: S3Request<GetObjectAttributesInput>,
+) -> S3Result<S3Response<GetObjectAttributesOutput>> {
     // One header may name several attributes.
     let given = std::mem::take(&mut request.input.object_attributes);
-    let each = given.iter().flat_map(|attribute| attribute.as_str().split(',').map(|name| ObjectAttributes::from(name.trim().to_owned())));
+    let each = given
+        .iter()
+        .flat_map(|attribute| attribute.as_str().split(',').map(|name| ObjectAttributes::from(name.trim().to_owned())));
     request.input.object_attributes = each.collect();
     tier.cold.get_object_attributes(request).await
 }

@@ -1,7 +1,8 @@
 //! ListObjects, ListObjectsV2 and ListObjectVersions. Listings are not cached, so they show what the cold store has now.
 
 use s3s::dto::{
-    ListObjectVersionsInput, ListObjectVersionsOutput, ListObjectsInput, ListObjectsOutput, ListObjectsV2Input, ListObjectsV2Output,
+    ListObjectVersionsInput, ListObjectVersionsOutput, ListObjectsInput, ListObjectsOutput, ListObjectsV2Input,
+    ListObjectsV2Output,
 };
 use s3s::{S3Request, S3Response, S3Result};
 
@@ -25,7 +26,10 @@ pub async fn list_v2(tier: &Tier, request: S3Request<ListObjectsV2Input>) -> S3R
     tier.cold.list_objects_v2(request).await
 }
 
-pub async fn list_versions(tier: &Tier, request: S3Request<ListObjectVersionsInput>) -> S3Result<S3Response<ListObjectVersionsOutput>> {
+pub async fn list_versions(
+    tier: &Tier,
+    request: S3Request<ListObjectVersionsInput>,
+) -> S3Result<S3Response<ListObjectVersionsOutput>> {
     let _taken = taken(tier).await?;
     tier.cold.list_object_versions(request).await
 }

@@ -12,7 +12,10 @@ use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::upload::{Body, Broken, encoding, length, received};
 
-pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+pub async fn create(
+    tier: &Tier,
+    mut request: S3Request<CreateMultipartUploadInput>,
+) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     request.input.content_encoding = request.input.content_encoding.as_deref().and_then(encoding);
     let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
     let created = tier.cold.create_multipart_upload(request).await?;
@@ -39,7 +42,10 @@ async fn upload_counted(tier: &Tier, request: S3Request<UploadPartInput>) -> S3R
     tier.cold.upload_part(cold_request(input)).await.map_err(|error| broken.or(error))
 }
 
-pub async fn copy(tier: &Tier, mut request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+pub async fn copy(
+    tier: &Tier,
+    mut request: S3Request<UploadPartCopyInput>,
+) -> S3Result<S3Response<UploadPartCopyOutput>> {
     check_source(&request.input.copy_source, &request.extensions)?;
     let input = &request.input;
     let (bucket, key) = (input.bucket.clone(), input.key.clone());
@@ -90,7 +96,10 @@ async fn check_size(tier: &Tier, input: &CompleteMultipartUploadInput) -> S3Resu
     Ok(())
 }
 
-pub async fn abort(tier: &Tier, request: S3Request<AbortMultipartUploadInput>) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+pub async fn abort(
+    tier: &Tier,
+    request: S3Request<AbortMultipartUploadInput>,
+) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
     let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
     let aborted = tier.cold.abort_multipart_upload(request).await?;
     tier.quotas.forget((&bucket, &key, &id));

@@ -37,7 +37,10 @@ async fn put_counted(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Resul
         let is_repeatable = input.if_none_match.is_none() && input.if_match.is_none();
         for wait in WAITS_MS {
             match tier.cold.put_object(cold_request(again(&input, &bytes))).await {
-                Err(error) if is_repeatable && matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::SlowDown) => {
+                Err(error)
+                    if is_repeatable
+                        && matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::SlowDown) =>
+                {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
                 }
                 other => return other,

@@ -60,7 +60,10 @@ struct Writing {
 impl Writing {
     /// Note that objects will be written, and remove their cached pages.
     async fn begin(tier: &Tier, objects: &[Object]) -> Writing {
-        let known = tier.blocks.as_ref().map(|blocks| objects.iter().map(|object| blocks.begin_write(object)).collect::<Vec<_>>());
+        let known = tier
+            .blocks
+            .as_ref()
+            .map(|blocks| objects.iter().map(|object| blocks.begin_write(object)).collect::<Vec<_>>());
         let each = objects.iter().map(|object| (object.clone(), false)).collect();
         let writing = Writing { blocks: tier.blocks.clone(), trust: tier.trust.clone(), objects: each };
         for (object, known) in objects.iter().zip(known.into_iter().flatten()) {

@@ -84,7 +84,13 @@ static READS: Semaphore = Semaphore::const_new(128);
 pub(super) static NOTES: Semaphore = Semaphore::const_new(64);
 
 impl Blocks {
-    pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Result<Blocks> {
+    pub fn new(
+        cold: Arc<dyn S3>,
+        identity: String,
+        drives: Drives,
+        reading: Reading,
+        metrics: Arc<Metrics>,
+    ) -> Result<Blocks> {
         let early = Early::default();
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
@@ -162,7 +168,11 @@ impl Blocks {
     }
 
     /// Find the version of an object of which memory had nothing, together with all others that ask for it now.
-    pub(super) async fn discovered(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Discovered> {
+    pub(super) async fn discovered(
+        self: &Arc<Self>,
+        object: &Object,
+        wanted: Option<HttpRange>,
+    ) -> S3Result<Discovered> {
         let (generation, range) = (self.states.generation(object), first_range(wanted));
         // What memory has by now was asked for since this reader looked there. That of a drive may be old.
         let known = || self.states.get(object).filter(|meta| !meta.was_on_drive).map(|meta| (meta, None));
@@ -174,7 +184,12 @@ impl Blocks {
     }
 
     /// Read the first bytes of an object whose version is not known, and let the cache keep them.
-    async fn discover(self: &Arc<Self>, object: &Object, generation: u64, range: Option<(u64, u64)>) -> S3Result<Discovered> {
+    async fn discover(
+        self: &Arc<Self>,
+        object: &Object,
+        generation: u64,
+        range: Option<(u64, u64)>,
+    ) -> S3Result<Discovered> {
         let keep = |meta: Arc<Meta>| {
             self.keep(object, generation, &meta);
             Ok((meta, None))
@@ -205,7 +220,8 @@ impl Blocks {
                 return keep(whole);
             }
         }
-        let is_asked = |range: &String| *range == format!("bytes {first}-{}/{}", (first + length).saturating_sub(1), meta.bytes);
+        let is_asked =
+            |range: &String| *range == format!("bytes {first}-{}/{}", (first + length).saturating_sub(1), meta.bytes);
         if !output.content_range.as_ref().is_none_or(is_asked) {
             return Err(s3_error!(ServiceUnavailable, "the cold store returned another range"));
         }
@@ -246,7 +262,8 @@ impl Blocks {
         };
         let bytes = self.buffers.freeze(memory).slice(inside);
         let piece = part.start / PIECE_BYTES;
-        let is_whole = part.start.is_multiple_of(PIECE_BYTES) && part.end == object_bytes.min((piece + 1) * PIECE_BYTES);
+        let is_whole =
+            part.start.is_multiple_of(PIECE_BYTES) && part.end == object_bytes.min((piece + 1) * PIECE_BYTES);
         if let Some(memory_cache) = self.memory_cache.as_ref().filter(|_| is_whole) {
             memory_cache.note(name, piece, &bytes);
         }
@@ -259,7 +276,13 @@ impl Blocks {
     }
 
     /// Read a part of a version through the cache, together with all others that want the same part.
-    async fn window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> S3Result<Bytes> {
+    async fn window(
+        self: &Arc<Self>,
+        name: &str,
+        object_bytes: u64,
+        range: Range<u64>,
+        waits: bool,
+    ) -> S3Result<Bytes> {
         match self.begin_window(name, object_bytes, range, waits) {
             Some(window) => window.await.map_err(|error| copy(&error)),
             None => Err(overloaded()),
@@ -267,7 +290,13 @@ impl Blocks {
     }
 
     /// Begin to read a part of a version. Returns None if it must not wait for memory, and there is none.
-    pub fn begin_window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> Option<Fetched<Bytes>> {
+    pub fn begin_window(
+        self: &Arc<Self>,
+        name: &str,
+        object_bytes: u64,
+        range: Range<u64>,
+        waits: bool,
+    ) -> Option<Fetched<Bytes>> {
         let key = (name.to_owned(), range.start, range.end);
         if let Some(window) = self.windows.get(&key) {
             return Some(window);
@@ -287,7 +316,13 @@ impl Blocks {
         ))
     }
 
-    async fn fetch(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, taken: Option<Taken>) -> S3Result<Bytes> {
+    async fn fetch(
+        self: &Arc<Self>,
+        name: &str,
+        object_bytes: u64,
+        range: Range<u64>,
+        taken: Option<Taken>,
+    ) -> S3Result<Bytes> {
         let taken = match taken {
             Some(taken) => taken,
             None => self.memory.take(range.end - range.start).await?,
@@ -401,7 +436,8 @@ mod tests {
     /// the bytes after that.
     #[tokio::test]
     async fn what_came_while_a_reader_looked_is_not_asked_for_again() -> Result<()> {
-        let (folder, cold, object) = (tempfile::tempdir().unwrap(), Arc::new(Cold(0.into())), Object::new("bucket", "key"));
+        let (folder, cold, object) =
+            (tempfile::tempdir().unwrap(), Arc::new(Cold(0.into())), Object::new("bucket", "key"));
         let blocks = blocks(&cold, folder.path())?;
         for _ in 0..3 {
             let (meta, _) = blocks.discovered(&object, None).await.unwrap();

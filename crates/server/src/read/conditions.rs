@@ -1,7 +1,9 @@
 //! Conditional requests. Source: RFC 9110, section 13.2.2.
 
 use hyper::Method;
-use hyper::header::{self, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
+use hyper::header::{
+    self, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
+};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
@@ -55,7 +57,11 @@ fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
     let mut lines = headers.get_all(name).iter();
     let first = lines.next()?;
     if DATES.contains(name) {
-        let time = first.to_str().ok().filter(|_| lines.next().is_none()).and_then(|text| httpdate::parse_http_date(text).ok())?;
+        let time = first
+            .to_str()
+            .ok()
+            .filter(|_| lines.next().is_none())
+            .and_then(|text| httpdate::parse_http_date(text).ok())?;
         return HeaderValue::try_from(httpdate::fmt_http_date(time)).ok();
     }
     let rest = lines.flat_map(|line| [b", ", line.as_bytes()].concat());
@@ -66,8 +72,8 @@ fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
 /// `LastModifiedTime` of each object. The place at which an append begins is the length of the object, and so a condition, too.
 const OF_WRITES: [&str; 9] = [
     "x-amz-copy-source-if-match", "x-amz-copy-source-if-modified-since", "x-amz-copy-source-if-none-match",
-    "x-amz-copy-source-if-unmodified-since", "x-amz-if-match-initiated-time", "x-amz-if-match-last-modified-time", "x-amz-if-match-size",
-    "x-amz-mp-object-size", "x-amz-write-offset-bytes",
+    "x-amz-copy-source-if-unmodified-since", "x-amz-if-match-initiated-time", "x-amz-if-match-last-modified-time",
+    "x-amz-if-match-size", "x-amz-mp-object-size", "x-amz-write-offset-bytes",
 ];
 
 /// Return the conditions that a write checks. Many stores ignore those of deletes, so that only a served folder checks them.
@@ -88,7 +94,9 @@ pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap, is_fol
     }
     let checked = checked(operation, is_folder);
     let all = ALL.iter().map(HeaderName::as_str).chain(OF_WRITES);
-    all.into_iter().find(|name| headers.contains_key(*name) && !checked.contains(name)).map_or(Ok(()), |name| Err(not_checked(name)))
+    all.into_iter()
+        .find(|name| headers.contains_key(*name) && !checked.contains(name))
+        .map_or(Ok(()), |name| Err(not_checked(name)))
 }
 
 /// Return the error for a condition that would not be checked.
@@ -100,7 +108,9 @@ pub fn not_checked(name: &str) -> S3Error {
 pub fn check_owner(headers: &HeaderMap) -> S3Result<()> {
     let names = ["x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"];
     match names.iter().find(|name| headers.get(**name).is_some_and(|given| given != OWNER)) {
-        Some(name) => Err(s3_error!(AccessDenied, "`{name}` names another account: the owner of a served folder is `{OWNER}`")),
+        Some(name) => {
+            Err(s3_error!(AccessDenied, "`{name}` names another account: the owner of a served folder is `{OWNER}`"))
+        }
         None => Ok(()),
     }
 }
@@ -120,7 +130,9 @@ fn listed(given: &ETag) -> Vec<ETag> {
     }
     let whole = format!("{}\"{text}\"", if matches!(given, ETag::Weak(_)) { "W/" } else { "" });
     let (mut rest, mut found) = (whole.as_str(), Vec::new());
-    while let Some((before, (text, after))) = rest.split_once('"').and_then(|(before, rest)| Some((before, rest.split_once('"')?))) {
+    while let Some((before, (text, after))) =
+        rest.split_once('"').and_then(|(before, rest)| Some((before, rest.split_once('"')?)))
+    {
         let is_weak = before.trim_start_matches([',', ' ', '\t']) == "W/";
         found.push(if is_weak { ETag::Weak(text.to_owned()) } else { ETag::Strong(text.to_owned()) });
         rest = after;

@@ -199,7 +199,10 @@ impl Blocks {
         self.metrics.cold_requests.inc();
         let output = match self.cold.head_object(request(input)).await {
             // Responses to HEAD have no body that says what is missing.
-            Err(error) if error.status_code().is_some_and(|status| status == 404) && *error.code() != S3ErrorCode::NoSuchBucket => {
+            Err(error)
+                if error.status_code().is_some_and(|status| status == 404)
+                    && *error.code() != S3ErrorCode::NoSuchBucket =>
+            {
                 return Err(s3_error!(NoSuchKey, "the object does not exist"));
             }
             other => other?.output,

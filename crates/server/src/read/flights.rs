@@ -47,7 +47,10 @@ impl<K: Clone + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fl
             flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&own);
             result
         });
-        let work = joined.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared();
+        let work = joined
+            .map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error)))))
+            .boxed()
+            .shared();
         running.insert(key.clone(), work.clone());
         work
     }
@@ -78,7 +81,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn work_that_has_just_ended_is_not_begun_again() {
         for _ in 0..200 {
-            let (flights, left, works) = (Arc::new(Flights::default()), Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+            let (flights, left, works) =
+                (Arc::new(Flights::default()), Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
             let readers = (0..24).map(|_| {
                 let (flights, left, works): (Arc<Flights<(), u64>>, Arc<Mutex<Option<u64>>>, _) =
                     (flights.clone(), left.clone(), works.clone());

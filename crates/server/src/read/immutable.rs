@@ -35,7 +35,14 @@ pub struct Immutable {
 
 impl Immutable {
     pub fn new(cold: Arc<dyn S3>, marker_of: MarkerOf, prefixes: Vec<String>, metrics: Arc<Metrics>) -> Immutable {
-        Immutable { cold, marker_of, prefixes, known: Arc::new(Cache::new(FOLDERS)), running: Flights::default(), metrics }
+        Immutable {
+            cold,
+            marker_of,
+            prefixes,
+            known: Arc::new(Cache::new(FOLDERS)),
+            running: Flights::default(),
+            metrics,
+        }
     }
 
     /// Return whether the operator says that an object never changes.
@@ -76,7 +83,12 @@ async fn begins_with(cold: &dyn S3, object: &Object, magic: &[u8]) -> S3Result<b
     };
     let mut body = match cold.get_object(request(input)).await {
         Ok(response) => response.output.body,
-        Err(error) if error.status_code().or_else(|| error.code().status_code()).is_some_and(|status| status.is_client_error()) => {
+        Err(error)
+            if error
+                .status_code()
+                .or_else(|| error.code().status_code())
+                .is_some_and(|status| status.is_client_error()) =>
+        {
             return Ok(false);
         }
         Err(error) => return Err(error),

@@ -116,7 +116,12 @@ impl MemoryCache {
         self.seen.insert(key.clone(), (bytes.len() as u64, now));
         let Some(before) = before else { return };
         let idle_ms = 2 * now.saturating_sub(before);
-        let reserved = self.held.write().unwrap_or_else(PoisonError::into_inner).reserve(&self.arena, bytes.len() as u64, now, idle_ms);
+        let reserved = self.held.write().unwrap_or_else(PoisonError::into_inner).reserve(
+            &self.arena,
+            bytes.len() as u64,
+            now,
+            idle_ms,
+        );
         let Some(replaced) = reserved else { return };
         // Their pages are freed while nobody waits.
         drop(replaced);
@@ -202,7 +207,10 @@ mod tests {
         assert!(memory_cache.get(&name, &whole, || ()).is_none());
         hold(&mut memory_cache, &name, 1, &bytes);
         assert_eq!(memory_cache.get(&name, &whole, || ()).unwrap(), bytes);
-        assert_eq!(memory_cache.get(&name, &(PIECE_BYTES + 20_000..PIECE_BYTES + 70_001), || ()).unwrap(), bytes[20_000..70_001]);
+        assert_eq!(
+            memory_cache.get(&name, &(PIECE_BYTES + 20_000..PIECE_BYTES + 70_001), || ()).unwrap(),
+            bytes[20_000..70_001]
+        );
         assert!(memory_cache.get(&name, &(0..PIECE_BYTES), || ()).is_none());
         assert!(memory_cache.get(&"other".into(), &whole, || ()).is_none());
         memory_cache.forget("version");
@@ -234,7 +242,8 @@ mod tests {
     }
 
     fn held(memory_cache: &MemoryCache) -> Vec<u64> {
-        let mut numbers: Vec<u64> = memory_cache.held.read().unwrap().pieces.keys().map(|(_, number)| *number).collect();
+        let mut numbers: Vec<u64> =
+            memory_cache.held.read().unwrap().pieces.keys().map(|(_, number)| *number).collect();
         numbers.sort_unstable();
         numbers
     }
@@ -303,7 +312,8 @@ mod tests {
         let mut memory_cache = MemoryCache::new(8 * PIECE_BYTES).unwrap();
         let (name, touches): (Arc<str>, _) = ("version".into(), Cell::new(0));
         hold(&mut memory_cache, &name, 0, &piece(1));
-        let read = |memory_cache: &MemoryCache| memory_cache.get(&name, &(0..10), || touches.set(touches.get() + 1)).unwrap();
+        let read =
+            |memory_cache: &MemoryCache| memory_cache.get(&name, &(0..10), || touches.set(touches.get() + 1)).unwrap();
         read(&memory_cache);
         assert_eq!(touches.get(), 0);
         memory_cache.opened -= Duration::from_millis(TOUCH_MS);

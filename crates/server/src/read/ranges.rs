@@ -21,7 +21,8 @@ pub fn has_odd_range(headers: &HeaderMap) -> bool {
 /// Return the range of bytes that a header names, with numbers that `s3s` reads, or None if it does not name one. Source: RFC 9110, section 14.1.2.
 fn mended(value: &str) -> Option<String> {
     let (begin, end) = value.trim().strip_prefix("bytes=")?.split_once('-')?;
-    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().unwrap_or(MOST).min(MOST));
+    let number =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().unwrap_or(MOST).min(MOST));
     match (begin.is_empty(), end.is_empty()) {
         (true, true) => None,
         (true, false) => Some(format!("bytes=-{}", number(end)?)),
@@ -42,7 +43,10 @@ mod tests {
         for plain in ["bytes=0-", "bytes=0-0", "bytes=5-9", "bytes=-5", "bytes=-0"] {
             assert_eq!(mended(plain).as_deref(), Some(plain));
         }
-        for odd in ["bytes=5-2", "bytes=x", "bytes=0-1,3-4", "items=0-1", "bytes=-", "bytes=+1-2", "bytes=1-+2", "bytes=--1", "0-1", ""] {
+        for odd in [
+            "bytes=5-2", "bytes=x", "bytes=0-1,3-4", "items=0-1", "bytes=-", "bytes=+1-2", "bytes=1-+2", "bytes=--1",
+            "0-1", "",
+        ] {
             assert_eq!(mended(odd), None, "{odd}");
         }
         for (large, expected) in [

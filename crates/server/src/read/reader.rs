@@ -21,7 +21,12 @@ const WINDOW_BYTES: u64 = 4 << 20;
 const WINDOWS_AHEAD: usize = 8;
 
 /// Return a range of a version. The first bytes are read before this returns, so that errors become responses.
-pub async fn body(blocks: &Arc<Blocks>, object: &Object, resolved: Resolved, range: Range<u64>) -> S3Result<StreamingBlob> {
+pub async fn body(
+    blocks: &Arc<Blocks>,
+    object: &Object,
+    resolved: Resolved,
+    range: Range<u64>,
+) -> S3Result<StreamingBlob> {
     let Resolved { meta, early: first, .. } = resolved;
     let version = Version::new(object, &meta);
     let mut reader = Reader {
@@ -72,7 +77,9 @@ impl Reader {
         if let Some((begin, bytes)) = self.arrived.take() {
             let until = begin + bytes.len() as u64;
             if begin <= self.at && self.at < until {
-                return Some(Ok(self.advance(bytes.slice((self.at - begin) as usize..(until.min(self.end) - begin) as usize))));
+                return Some(Ok(
+                    self.advance(bytes.slice((self.at - begin) as usize..(until.min(self.end) - begin) as usize))
+                ));
             }
         }
         if self.ahead.is_empty() {

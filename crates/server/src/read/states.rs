@@ -79,7 +79,8 @@ impl States {
     pub fn new(cached: Cached, bytes: u64) -> States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
-        let uncertain_until = cached.trust().map(|trust| trust.uncertain_until).filter(|until| *until > SystemTime::now());
+        let uncertain_until =
+            cached.trust().map(|trust| trust.uncertain_until).filter(|until| *until > SystemTime::now());
         States { known, stripes, cached, waiting: Mutex::default(), purged: Mutex::default(), uncertain_until }
     }
 
@@ -114,7 +115,8 @@ impl States {
 
     fn keep_if(&self, object: &Object, generation: u64, meta: &Arc<Meta>, takes: impl FnOnce() -> bool) {
         let writes = self.writes(object);
-        let is_known = writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object);
+        let is_known =
+            writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object);
         let is_sure = || self.uncertain_until.is_none_or(|until| until <= SystemTime::now());
         if is_known && is_sure() && !self.purged().iter().any(|prefix| object.begins_with(prefix)) && takes() {
             self.known.insert(object.clone(), meta.clone());
@@ -138,7 +140,8 @@ impl States {
                 writes.uncertain.retain(|_, since| since.elapsed() < UNCERTAIN);
             }
             if writes.uncertain.len() >= MOST_UNCERTAIN
-                && let Some(oldest) = writes.uncertain.iter().min_by_key(|(_, since)| **since).map(|(object, _)| object.clone())
+                && let Some(oldest) =
+                    writes.uncertain.iter().min_by_key(|(_, since)| **since).map(|(object, _)| object.clone())
             {
                 writes.uncertain.remove(&oldest);
             }

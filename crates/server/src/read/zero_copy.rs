@@ -66,7 +66,11 @@ impl AsyncWrite for ZeroCopy {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let Some(arena) = &self.arena else { return Pin::new(&mut self.stream).poll_write_vectored(context, parts) };
         loop {
             ready!(self.stream.poll_write_ready(context))?;
@@ -107,7 +111,10 @@ mod tests {
             let mut left: std::collections::VecDeque<bytes::Bytes> = parts.into();
             while !left.is_empty() {
                 let slices: Vec<IoSlice<'_>> = left.iter().map(|part| IoSlice::new(part)).collect();
-                let mut count = std::future::poll_fn(|context| Pin::new(&mut wire).poll_write_vectored(context, &slices)).await.unwrap();
+                let mut count =
+                    std::future::poll_fn(|context| Pin::new(&mut wire).poll_write_vectored(context, &slices))
+                        .await
+                        .unwrap();
                 assert!(count > 0);
                 while let Some(part) = left.front_mut() {
                     let step = count.min(part.len());
@@ -138,7 +145,11 @@ mod tests {
             let content: Vec<u8> = (0..SLOT_BYTES as u32).map(|at| (at.wrapping_mul(number + 7) >> 8) as u8).collect();
             let held = arena.store(&content[..content.len() - number as usize]).unwrap();
             // The last part is a short one of the arena, others begin and end anywhere.
-            parts.push(held.slice(if number == 39 { 0..100 } else { number as usize..held.len() - 3 * number as usize }));
+            parts.push(held.slice(if number == 39 {
+                0..100
+            } else {
+                number as usize..held.len() - 3 * number as usize
+            }));
             parts.extend((number % 3 == 0).then(|| bytes::Bytes::from(vec![number as u8; 5])));
         }
         let expected = parts.concat();

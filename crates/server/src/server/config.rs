@@ -10,7 +10,6 @@ use penstock_error::{Error, Result};
 use penstock_storage::{Io, Options};
 use serde::{Deserialize, Deserializer};
 
-use super::Addresses;
 use crate::access_keys::Keys;
 use crate::cold::remote::bucket_of;
 use crate::hosts::Domains;
@@ -21,6 +20,13 @@ use crate::tls::Certificates;
 
 /// The least memory that lets each kind of request proceed.
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Where a server listens.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    pub listen: SocketAddr,
+    pub status: Option<SocketAddr>,
+}
 
 /// What a server is started with: the options of `penstock serve`, by their names.
 #[derive(Debug, Clone, Deserialize)]
@@ -95,7 +101,10 @@ impl Config {
             "never" => return Ok(Revalidate::Never),
             _ => {}
         }
-        let seconds = text.strip_suffix('s').and_then(|seconds| seconds.parse().ok()).filter(|seconds| (0.0..=1e9).contains(seconds));
+        let seconds = text
+            .strip_suffix('s')
+            .and_then(|seconds| seconds.parse().ok())
+            .filter(|seconds| (0.0..=1e9).contains(seconds));
         match seconds {
             Some(seconds) => Ok(Revalidate::After(Duration::from_secs_f64(seconds))),
             None => {
@@ -107,7 +116,9 @@ impl Config {
 }
 
 fn address(text: &str) -> Result<SocketAddr> {
-    text.parse().map_err(|_| Error::new("invalid-argument", format!("cannot listen at `{text}`")).hint("write it as 127.0.0.1:9100"))
+    text.parse().map_err(|_| {
+        Error::new("invalid-argument", format!("cannot listen at `{text}`")).hint("write it as 127.0.0.1:9100")
+    })
 }
 
 pub fn failed(what: &str, error: impl std::fmt::Display) -> Error {
@@ -119,12 +130,18 @@ pub fn check_values(config: &Config) -> Result<()> {
     let addresses = config.addresses()?;
     config.revalidate()?;
     if config.keys.is_none() && !addresses.listen.ip().is_loopback() {
-        return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", addresses.listen))
-            .hint("give --keys FILE, or listen at 127.0.0.1"));
+        return Err(Error::new(
+            "invalid-argument",
+            format!("cannot serve at {}: everybody could write", addresses.listen),
+        )
+        .hint("give --keys FILE, or listen at 127.0.0.1"));
     }
     if config.memory_bytes < LEAST_MEMORY_BYTES {
-        return Err(Error::new("invalid-argument", format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes))
-            .hint("give --memory-bytes of 67108864 or more"));
+        return Err(Error::new(
+            "invalid-argument",
+            format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes),
+        )
+        .hint("give --memory-bytes of 67108864 or more"));
     }
     Ok(())
 }
@@ -168,7 +185,11 @@ fn check_log(path: &Path) -> Result<()> {
     match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         None => Ok(()),
         Some(folder) => {
-            let text = format!("cannot write access log `{}`: the folder `{}` does not exist", path.display(), folder.display());
+            let text = format!(
+                "cannot write access log `{}`: the folder `{}` does not exist",
+                path.display(),
+                folder.display()
+            );
             Err(Error::new("invalid-argument", text).hint("create it first"))
         }
     }
@@ -176,7 +197,8 @@ fn check_log(path: &Path) -> Result<()> {
 
 /// Read the token of the status page.
 pub fn token(path: &Path) -> Result<String> {
-    let bad = |why: String| Error::new("invalid-argument", format!("cannot use the token of `{}`: {why}", path.display()));
+    let bad =
+        |why: String| Error::new("invalid-argument", format!("cannot use the token of `{}`: {why}", path.display()));
     let text = penstock_storage::private::read_secret(path).map_err(bad)?;
     let text = String::from_utf8(text).map_err(|error| bad(error.to_string()))?.trim().to_owned();
     if text.len() < 8 { Err(bad("it has fewer than 8 characters".into())) } else { Ok(text) }

@@ -51,7 +51,8 @@ pub struct Line {
 
 impl Line {
     pub fn of<B>(request: &Request<B>, peer: SocketAddr, id: &str, operation: &'static str) -> Line {
-        let header = |name: hyper::header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let header =
+            |name: hyper::header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
         let signed = header(hyper::header::AUTHORIZATION).or_else(|| request.uri().query()).unwrap_or_default();
         let credential = signed.split_once("Credential=").map_or("", |(_, rest)| rest);
         let mut time = Vec::new();

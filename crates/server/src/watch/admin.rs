@@ -37,9 +37,11 @@ pub async fn answer(admin: Arc<Admin>, request: Request<Incoming>) -> Result<Res
         "/purge" => admin.purge(&request).await,
         _ if !is_read => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is supported\n".to_owned()),
         "/" => (StatusCode::OK, "text/html; charset=utf-8", PAGE.to_owned()),
-        "/status.json" => {
-            (StatusCode::OK, "application/json", serde_json::to_string(&sampler.sample()).unwrap_or_else(|error| error.to_string()))
-        }
+        "/status.json" => (
+            StatusCode::OK,
+            "application/json",
+            serde_json::to_string(&sampler.sample()).unwrap_or_else(|error| error.to_string()),
+        ),
         "/metrics" => {
             let mut text = String::new();
             match encode(&mut text, &metrics.registry) {
@@ -49,7 +51,11 @@ pub async fn answer(admin: Arc<Admin>, request: Request<Incoming>) -> Result<Res
         }
         "/health" if metrics.draining.get() == 0 => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
         "/health" => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "draining\n".to_owned()),
-        _ => (StatusCode::NOT_FOUND, "text/plain", "see /, /metrics, /status.json, /health and POST /purge?prefix=bucket/key\n".to_owned()),
+        _ => (
+            StatusCode::NOT_FOUND,
+            "text/plain",
+            "see /, /metrics, /status.json, /health and POST /purge?prefix=bucket/key\n".to_owned(),
+        ),
     };
     let mut response = Response::new(Full::from(Bytes::from(text)));
     *response.status_mut() = status;
@@ -65,15 +71,17 @@ impl Admin {
     fn allows(&self, request: &Request<Incoming>) -> bool {
         let Some(token) = &self.token else { return true };
         let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let password =
-            |text: &str| Some(String::from_utf8(base64_simd::STANDARD.decode_to_vec(text).ok()?).ok()?.split_once(':')?.1.to_owned());
+        let password = |text: &str| {
+            Some(String::from_utf8(base64_simd::STANDARD.decode_to_vec(text).ok()?).ok()?.split_once(':')?.1.to_owned())
+        };
         let given = match given.split_once(' ') {
             Some(("Bearer", text)) => text.to_owned(),
             Some(("Basic", text)) => password(text).unwrap_or_default(),
             _ => return false,
         };
         // The time must not show how many characters are right.
-        given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |found, (one, other)| found | (one ^ other)) == 0
+        given.len() == token.len()
+            && given.bytes().zip(token.bytes()).fold(0, |found, (one, other)| found | (one ^ other)) == 0
     }
 
     /// Forget the cached objects whose `bucket/key` begins with a prefix.

@@ -111,7 +111,10 @@ impl Sampler {
             sent: metrics.sent_bytes.get(),
             received: metrics.received_bytes.get(),
             cold,
-            busy_ms: drives.iter().filter_map(|drive| Some((drive.folder.clone(), device(&drive.folder)?.busy_ms))).collect(),
+            busy_ms: drives
+                .iter()
+                .filter_map(|drive| Some((drive.folder.clone(), device(&drive.folder)?.busy_ms)))
+                .collect(),
         };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let seconds = now.duration_since(last.0).as_secs_f64().max(0.001);
@@ -141,7 +144,11 @@ impl Sampler {
             processor: (counted.processor_seconds - last.1.processor_seconds) / seconds / threads,
             network: link_bytes().map(|bytes| sent.max(received) / bytes),
             drives,
-            quotas: self.quotas.levels().map(|(name, used_bytes, limit_bytes)| QuotaSample { name, used_bytes, limit_bytes }).collect(),
+            quotas: self
+                .quotas
+                .levels()
+                .map(|(name, used_bytes, limit_bytes)| QuotaSample { name, used_bytes, limit_bytes })
+                .collect(),
             ..Sample::default()
         };
         for drive in &mut sample.drives {
@@ -199,8 +206,11 @@ impl Sampler {
 /// Say which resource is the limit, and why.
 fn verdict(sample: &Sample) -> (String, String) {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let busiest =
-        sample.drives.iter().filter_map(|drive| Some((drive.busy?, &drive.folder))).max_by(|one, other| one.0.total_cmp(&other.0));
+    let busiest = sample
+        .drives
+        .iter()
+        .filter_map(|drive| Some((drive.busy?, &drive.folder)))
+        .max_by(|one, other| one.0.total_cmp(&other.0));
     let is_still = sample.sent_bytes_per_second + sample.received_bytes_per_second < 1.0;
     let (name, why) = if sample.processor >= BUSY {
         ("processor", format!("this server uses {} of all processors", percent(sample.processor)))
@@ -211,7 +221,10 @@ fn verdict(sample: &Sample) -> (String, String) {
     } else if sample.cold_waits > 0 && sample.cold_waits * 2 >= sample.running.max(1) {
         ("cold store", format!("{} reads are waiting for it", sample.cold_waits))
     } else if sample.cold_running > 0 && is_still {
-        ("cold store", format!("{} requests to it have no response yet, and nothing was sent or received", sample.cold_running))
+        (
+            "cold store",
+            format!("{} requests to it have no response yet, and nothing was sent or received", sample.cold_running),
+        )
     } else if is_still {
         ("idle", "nothing was sent or received in the last second".to_owned())
     } else {
@@ -246,7 +259,10 @@ fn device(folder: &str) -> Option<Device> {
     let device = std::fs::metadata(folder).ok()?.dev();
     let name = [libc::major(device).to_string(), libc::minor(device).to_string()];
     let statistics = std::fs::read_to_string("/proc/diskstats").ok()?;
-    let fields = statistics.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|fields| fields[..2] == name)?;
+    let fields = statistics
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .find(|fields| fields[..2] == name)?;
     let number = |at: usize| fields.get(at)?.parse().ok();
     Some(Device { reads: number(3)?, read_ms: number(6)?, busy_ms: number(12)? })
 }
@@ -254,8 +270,13 @@ fn device(folder: &str) -> Option<Device> {
 /// Return the speed of the fastest network link in bytes per second, if the system reports it.
 fn link_bytes() -> Option<f64> {
     let links = std::fs::read_dir("/sys/class/net").ok()?.flatten();
-    let speed = |link: std::fs::DirEntry| std::fs::read_to_string(link.path().join("speed")).ok()?.trim().parse::<f64>().ok();
-    links.filter_map(speed).filter(|megabits| *megabits > 0.0).max_by(f64::total_cmp).map(|megabits| megabits * 1e6 / 8.0)
+    let speed =
+        |link: std::fs::DirEntry| std::fs::read_to_string(link.path().join("speed")).ok()?.trim().parse::<f64>().ok();
+    links
+        .filter_map(speed)
+        .filter(|megabits| *megabits > 0.0)
+        .max_by(f64::total_cmp)
+        .map(|megabits| megabits * 1e6 / 8.0)
 }
 
 #[cfg(test)]

@@ -158,7 +158,8 @@ mod tests {
         let is_resident = |place: &&usize| {
             let mut state = 0u8;
             // SAFETY: the call accesses none of that memory. For one page, it writes one byte.
-            let known = unsafe { libc::mincore(((*place + BYTES / 2) & !4095) as *mut libc::c_void, 1, &raw mut state) == 0 };
+            let known =
+                unsafe { libc::mincore(((*place + BYTES / 2) & !4095) as *mut libc::c_void, 1, &raw mut state) == 0 };
             known && state & 1 == 1
         };
         places.iter().filter(is_resident).count()

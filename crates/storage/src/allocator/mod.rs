@@ -90,7 +90,9 @@ unsafe impl GlobalAlloc for Returning {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller promises that the memory was allocated with this layout.
-        unsafe { if is_large(&layout) { unmap(memory, mapped_bytes(layout.size())) } else { System.dealloc(memory, layout) } }
+        unsafe {
+            if is_large(&layout) { unmap(memory, mapped_bytes(layout.size())) } else { System.dealloc(memory, layout) }
+        }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
@@ -125,7 +127,8 @@ mod tests {
 
     #[test]
     fn memory_of_any_size_keeps_its_bytes_as_it_grows_and_shrinks() {
-        let sizes = [1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5, 40 << 20];
+        let sizes =
+            [1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES + 5, 40 << 20];
         for align in [1, 64, 4096, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES] {
             for (from, to) in sizes.iter().flat_map(|from| sizes.map(|to| (*from, to))) {
                 let layout = Layout::from_size_align(from, align).unwrap();
@@ -138,7 +141,12 @@ mod tests {
                     }
                     let moved = Returning.realloc(memory, layout, to);
                     assert!(moved.addr().is_multiple_of(align));
-                    assert!([0, from / 2, from - 1].iter().filter(|at| **at < to).all(|at| *moved.add(*at) == (*at % 100) as u8 + 1));
+                    assert!(
+                        [0, from / 2, from - 1]
+                            .iter()
+                            .filter(|at| **at < to)
+                            .all(|at| *moved.add(*at) == (*at % 100) as u8 + 1)
+                    );
                     *moved.add(to - 1) = 1;
                     let layout = Layout::from_size_align(to, align).unwrap();
                     Returning.dealloc(moved, layout);

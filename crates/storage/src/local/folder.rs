@@ -48,7 +48,9 @@ impl Local {
         let root = std::path::absolute(path).map_err(|error| failure("open", path, &error))?;
         let uri = root
             .to_str()
-            .ok_or_else(|| Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display())))?
+            .ok_or_else(|| {
+                Error::new("invalid-uri", format!("cannot open `{}`: the path is not UTF-8", root.display()))
+            })?
             .to_owned();
         let kept = Arc::new(PerProcess::new(Kept::default as fn() -> Kept));
         Ok(Local { path: root.clone(), root, held: None, uri, files, io, counters: Arc::default(), kept })
@@ -73,7 +75,8 @@ impl Local {
 
     pub(super) fn temporary(&self, name: &str) -> Result<PathBuf> {
         let mut random = [0u8; 8];
-        getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
         let folder = self.path(name).parent().map_or_else(|| self.root.clone(), Path::to_path_buf);
         Ok(folder.join(format!("{TEMPORARY}{:016x}", u64::from_le_bytes(random))))
     }
@@ -176,10 +179,18 @@ pub(super) fn failure(verb: &str, path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         K::NotFound | K::NotADirectory => Error::new("object-not-found", text),
         K::PermissionDenied => Error::new("permission-denied", text).hint("check the folder's owner and mode"),
-        K::ReadOnlyFilesystem => Error::new("read-only", text).hint("the file system is mounted read-only; write to a copy elsewhere"),
-        K::StorageFull | K::QuotaExceeded => Error::new("no-space", text).hint("free space and try again; nothing was committed"),
-        K::FileTooLarge => Error::new("no-space", text).hint("raise the file size limit (ulimit -f); nothing was committed"),
-        K::UnexpectedEof => Error::new("object-truncated", text).hint("run `penstock verify`; restore the file from a copy"),
+        K::ReadOnlyFilesystem => {
+            Error::new("read-only", text).hint("the file system is mounted read-only; write to a copy elsewhere")
+        }
+        K::StorageFull | K::QuotaExceeded => {
+            Error::new("no-space", text).hint("free space and try again; nothing was committed")
+        }
+        K::FileTooLarge => {
+            Error::new("no-space", text).hint("raise the file size limit (ulimit -f); nothing was committed")
+        }
+        K::UnexpectedEof => {
+            Error::new("object-truncated", text).hint("run `penstock verify`; restore the file from a copy")
+        }
         _ => Error::new("storage-failed", text),
     }
 }
@@ -194,8 +205,10 @@ pub(super) fn refused(error: &io::Error) -> bool {
 /// Return whether an error means that this process, or this file system, cannot do what was asked.
 fn inaccessible(error: &io::Error) -> bool {
     use io::ErrorKind as K;
-    matches!(error.kind(), K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::Unsupported)
-        || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
+    matches!(
+        error.kind(),
+        K::NotFound | K::NotADirectory | K::PermissionDenied | K::ReadOnlyFilesystem | K::Unsupported
+    ) || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
 }
 
 pub(super) struct LocalWriter {

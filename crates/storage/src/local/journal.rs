@@ -38,7 +38,8 @@ impl Journal {
         let path = std::path::absolute(path).map_err(|error| failure(path, "open", &error))?;
         let failed = |error: io::Error| failure(&path, "open", &error);
         let mut file = loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+            let file =
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
             match kernel::flock(&file, true) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let text = format!("cannot open the journal `{}`: another transaction uses it", path.display());
@@ -60,11 +61,15 @@ impl Journal {
         file.read_exact(&mut head).map_err(failed)?;
         if *head != MAGIC[..head.len()] {
             let text = format!("cannot open the journal `{}`: it is not a journal", path.display());
-            return Err(Error::new("invalid-argument", text).hint("give the path of a new file, or of a journal that a transaction left"));
+            return Err(Error::new("invalid-argument", text)
+                .hint("give the path of a new file, or of a journal that a transaction left"));
         }
         if length < HEAD_BYTES {
             // A new file, or one whose creator ended before its first frame.
-            file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(MAGIC)).and_then(|()| file.sync_all()).map_err(failed)?;
+            file.seek(SeekFrom::Start(0))
+                .and_then(|_| file.write_all(MAGIC))
+                .and_then(|()| file.sync_all())
+                .map_err(failed)?;
             let folder = path.parent().unwrap_or(Path::new("/"));
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         }
@@ -89,8 +94,13 @@ impl Journal {
         // Each frame is synced before the next one is written, so only the last one may be unfinished. Nothing may follow it.
         for later in (self.end + HEAD_BYTES..self.written).step_by(HEAD_BYTES as usize) {
             if self.frame_at(later)?.is_some() {
-                let text = format!("cannot read the journal `{}`: the frame at byte {} is damaged", self.path.display(), self.end);
-                return Err(Error::new("object-checksum", text).hint("restore the file from a copy, or delete it to discard its changes"));
+                let text = format!(
+                    "cannot read the journal `{}`: the frame at byte {} is damaged",
+                    self.path.display(),
+                    self.end
+                );
+                return Err(Error::new("object-checksum", text)
+                    .hint("restore the file from a copy, or delete it to discard its changes"));
             }
         }
         self.undo()?;
@@ -166,7 +176,10 @@ impl Journal {
             }
             Err(error) => {
                 // Either of these makes the frame one that does not count.
-                let _ = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&[0; HEAD_BYTES as usize]));
+                let _ = self
+                    .file
+                    .seek(SeekFrom::Start(self.end))
+                    .and_then(|_| self.file.write_all(&[0; HEAD_BYTES as usize]));
                 let _ = self.undo();
                 Err(failure(&self.path, "sync", &error))
             }
@@ -186,7 +199,9 @@ impl Journal {
     /// Delete the file, unless another one has its name, and release the lock.
     pub fn remove(self) -> Result<()> {
         let gone = |error: &io::Error| error.kind() == ErrorKind::NotFound;
-        match is_at(&self.file, &self.path).and_then(|is_at| if is_at { std::fs::remove_file(&self.path) } else { Ok(()) }) {
+        match is_at(&self.file, &self.path)
+            .and_then(|is_at| if is_at { std::fs::remove_file(&self.path) } else { Ok(()) })
+        {
             Err(error) if !gone(&error) => Err(failure(&self.path, "delete", &error)),
             _ => Ok(()),
         }
@@ -217,9 +232,8 @@ fn failure(path: &Path, verb: &str, error: &io::Error) -> Error {
         ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::InvalidFilename | ErrorKind::NotADirectory => {
             Error::new("invalid-argument", text).hint("give the path of a file")
         }
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            Error::new("no-space", text).hint("free space, and open the journal again: it has all changes before this one")
-        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Error::new("no-space", text)
+            .hint("free space, and open the journal again: it has all changes before this one"),
         _ => Error::new("storage-failed", text).hint("open the journal again: it has all changes before this one"),
     }
 }

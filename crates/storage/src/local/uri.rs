@@ -17,8 +17,11 @@ pub fn local_path(text: &str) -> Result<Option<PathBuf>> {
     if !is_file && text.contains("://") {
         return Ok(None);
     }
-    let path =
-        if is_file { of_file_uri(text).map_err(|what| invalid(&what).hint("write file:///folder, or a path"))? } else { text.into() };
+    let path = if is_file {
+        of_file_uri(text).map_err(|what| invalid(&what).hint("write file:///folder, or a path"))?
+    } else {
+        text.into()
+    };
     if path.as_os_str().is_empty() || path.as_os_str().as_encoded_bytes().contains(&0) {
         return Err(invalid("the path is empty or contains a null character"));
     }

@@ -37,7 +37,8 @@ impl Read for Local {
     }
 
     fn features(&self) -> Features {
-        let stream_bytes = if self.io == Io::Direct && self.files.is_real() && ring::is_there() { ring::STREAM_BYTES } else { 0 };
+        let stream_bytes =
+            if self.io == Io::Direct && self.files.is_real() && ring::is_there() { ring::STREAM_BYTES } else { 0 };
         let access = match self.io {
             Io::Auto | Io::Mapped => Access::Mapped,
             _ if stream_bytes > 0 => Access::Streamed,
@@ -66,22 +67,29 @@ impl Read for Local {
             let requests: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
             for (place, answer) in answers.iter_mut().zip(ring::fetch(&requests)) {
                 // If the file system does not support O_DIRECT, read through the page cache.
-                *place = Some(answer).filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
+                *place = Some(answer)
+                    .filter(|answer| !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
             }
             let direct = ranges.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Some(Ok(_))));
             add(&self.counters.direct_bytes, direct.map(|(range, _)| range.end() - range.begin).sum());
         }
         let finish = |(index, (range, answer)): (usize, (&RangeRequest, Option<Answer>))| {
             let path = self.path(&range.name);
-            let pieces =
-                answer.unwrap_or_else(|| self.files.read_range(&path, range)).map_err(|error| self.failure("read", &path, &error))?;
+            let pieces = answer
+                .unwrap_or_else(|| self.files.read_range(&path, range))
+                .map_err(|error| self.failure("read", &path, &error))?;
             pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
             Ok(pieces)
         };
         ranges.iter().zip(answers).enumerate().map(finish).collect()
     }
 
-    fn stream(&self, ranges: &[RangeRequest], mut targets: Option<&mut [&mut [u8]]>, see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
+    fn stream(
+        &self,
+        ranges: &[RangeRequest],
+        mut targets: Option<&mut [&mut [u8]]>,
+        see: &mut dyn FnMut(usize, &[u8]),
+    ) -> Vec<Result<()>> {
         let requests: Vec<_> = ranges.iter().map(|range| (self.path(&range.name), range)).collect();
         let bytes = |range: &RangeRequest| range.end() - range.begin;
         add(&self.counters.ranges, ranges.len() as u64);
@@ -91,21 +99,23 @@ impl Read for Local {
             &self.counters.direct_bytes,
             ranges.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(range, _)| bytes(range)).sum(),
         );
-        let finish = |(index, ((path, range), answer)): (usize, (&(PathBuf, &RangeRequest), io::Result<()>))| match answer {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                // If the file system does not support O_DIRECT, read through the page cache.
-                let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
-                let pieces = self.files.read_range(path, &whole).map_err(|error| self.failure("read", path, &error))?;
-                for piece in pieces {
-                    if let Some(targets) = &mut targets {
-                        targets[index].copy_from_slice(&piece);
+        let finish =
+            |(index, ((path, range), answer)): (usize, (&(PathBuf, &RangeRequest), io::Result<()>))| match answer {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    // If the file system does not support O_DIRECT, read through the page cache.
+                    let whole = RangeRequest::plain(&range.name, range.begin, bytes(range), range.object_bytes);
+                    let pieces =
+                        self.files.read_range(path, &whole).map_err(|error| self.failure("read", path, &error))?;
+                    for piece in pieces {
+                        if let Some(targets) = &mut targets {
+                            targets[index].copy_from_slice(&piece);
+                        }
+                        see(index, &piece);
                     }
-                    see(index, &piece);
+                    Ok(())
                 }
-                Ok(())
-            }
-            other => other.map_err(|error| self.failure("read", path, &error)),
-        };
+                other => other.map_err(|error| self.failure("read", path, &error)),
+            };
         requests.iter().zip(answers).enumerate().map(finish).collect()
     }
 
@@ -164,7 +174,13 @@ impl Store for Local {
         add(&self.counters.puts, 1);
         add(&self.counters.syncs, 1);
         let file = Some(self.create_file(&path)?);
-        Ok(Box::new(LocalWriter { shown: self.shown(&path), path, _held: self.held.clone(), files: self.files.clone(), file }))
+        Ok(Box::new(LocalWriter {
+            shown: self.shown(&path),
+            path,
+            _held: self.held.clone(),
+            files: self.files.clone(),
+            file,
+        }))
     }
 
     fn sync(&self, folders: &[&str]) -> Result<()> {
@@ -253,7 +269,9 @@ impl Store for Local {
             let path = self.path(&folder);
             let entries = match self.files.entries(&path) {
                 // The folder does not exist, or has just been removed.
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                    continue;
+                }
                 other => other.map_err(|error| self.failure("list", &path, &error))?,
             };
             for (name, is_folder) in entries {
@@ -275,8 +293,11 @@ impl Store for Local {
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                return Err(Error::new("folder-not-empty", format!("cannot create dataset `{}`: it is a file", self.uri))
-                    .hint("choose a new folder"));
+                return Err(Error::new(
+                    "folder-not-empty",
+                    format!("cannot create dataset `{}`: it is a file", self.uri),
+                )
+                .hint("choose a new folder"));
             }
             Err(error) => return Err(self.failure("create dataset", &self.root, &error)),
         };
@@ -317,9 +338,14 @@ impl Store for Local {
                 .hint("choose a file system with hard links or renameat2")
         };
         let probe = self.temporary("probe")?;
-        let (first, second) =
-            (self.write_temporary("probe", b"1", Durability::Cached)?, self.write_temporary("probe", b"2", Durability::Cached)?);
-        let tried = self.files.publish(&first, &probe).and_then(|_| Ok((self.files.publish(&second, &probe), self.files.read(&probe)?)));
+        let (first, second) = (
+            self.write_temporary("probe", b"1", Durability::Cached)?,
+            self.write_temporary("probe", b"2", Durability::Cached)?,
+        );
+        let tried = self
+            .files
+            .publish(&first, &probe)
+            .and_then(|_| Ok((self.files.publish(&second, &probe), self.files.read(&probe)?)));
         for path in [&first, &second, &probe] {
             let _ = self.files.remove(path); // A leftover probe is harmless.
         }
@@ -329,9 +355,10 @@ impl Store for Local {
                 Ok(())
             }
             Ok((Ok(_), _)) => Err(refused("a create-only put of an existing name was not rejected".into())),
-            Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(refused(format!("after a rejected put, the object has {} bytes that differ from those of the first put", kept.len())))
-            }
+            Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => Err(refused(format!(
+                "after a rejected put, the object has {} bytes that differ from those of the first put",
+                kept.len()
+            ))),
             Ok((Err(error), _)) | Err(error) => {
                 let failure = self.failure("create", &probe, &error);
                 match error.raw_os_error() {

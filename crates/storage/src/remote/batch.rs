@@ -77,7 +77,12 @@ fn escaped(letter: char) -> String {
 
 impl Batches {
     /// Send a batch, and fill its ranges as far as the server answers them. Returns None if it broke off.
-    pub async fn send(&self, ranges: &[(Path, u64, u64)], objects: &[Option<u64>], fillings: &mut [Filling<'_>]) -> Option<()> {
+    pub async fn send(
+        &self,
+        ranges: &[(Path, u64, u64)],
+        objects: &[Option<u64>],
+        fillings: &mut [Filling<'_>],
+    ) -> Option<()> {
         let options = SignedUrlOptions::default().with_query([("batch", "")]);
         let url = self.signer.signed_url_opts("POST".parse().ok()?, &self.path, VALID, &options).await.ok()?;
         let mut request = HttpRequest::new(list_of(ranges).into());
@@ -103,7 +108,9 @@ impl Batches {
                     left = head.get_u64_le();
                     let (expected, filling) = answers.next()?;
                     // An object of another length is read again, which reports it.
-                    let is_good = status == 200 && expected.is_none_or(|expected| expected == object_bytes) && left == filling.missing();
+                    let is_good = status == 200
+                        && expected.is_none_or(|expected| expected == object_bytes)
+                        && left == filling.missing();
                     current = is_good.then_some(filling);
                 }
             }
@@ -118,8 +125,12 @@ mod tests {
 
     #[test]
     fn ranges_are_divided_by_number_and_bytes() {
-        let member =
-            |index, bytes| Member { index, path: Path::from("a"), what: String::new(), range: RangeRequest::plain("a", 0, bytes, None) };
+        let member = |index, bytes| Member {
+            index,
+            path: Path::from("a"),
+            what: String::new(),
+            range: RangeRequest::plain("a", 0, bytes, None),
+        };
         let small = (0..300).map(|index| member(index, 100)).collect();
         let (batches, alone) = divide(small);
         assert_eq!((batches.iter().map(Vec::len).collect::<Vec<_>>(), alone.len()), (vec![128, 128, 44], 0));

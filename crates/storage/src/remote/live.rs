@@ -34,7 +34,9 @@ pub fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         loop {
             match tokio::time::timeout(LOOK, &mut work).await {
                 Ok(answer) => return answer,
-                Err(_) if process::interrupted() => return Err(Error::new("interrupted", "interrupted while waiting for the store")),
+                Err(_) if process::interrupted() => {
+                    return Err(Error::new("interrupted", "interrupted while waiting for the store"));
+                }
                 Err(_) => {}
             }
         }

@@ -96,7 +96,8 @@ impl Remote {
         }
         for _ in 0..RACES {
             let mut random = [0u8; 8];
-            getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
+            getrandom::fill(&mut random)
+                .map_err(|error| Error::new("internal", format!("cannot get random numbers: {error}")))?;
             let name = format!("probe-{:016x}", u64::from_le_bytes(random));
             let raced = self.race(&name);
             let _ = self.delete(&name); // A leftover probe is harmless.

@@ -148,7 +148,12 @@ impl Live {
     }
 
     /// Read what is missing of a range.
-    pub async fn rest(&self, asked: &Asked<'_>, mut filling: Filling<'_>, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
+    pub async fn rest(
+        &self,
+        asked: &Asked<'_>,
+        mut filling: Filling<'_>,
+        mut permit: Permit<'_>,
+    ) -> Result<Vec<Bytes>> {
         let (begin, end, object_bytes) = (filling.begin, filling.end, filling.object_bytes);
         if filling.missing() == 0 {
             filling.take(Bytes::new());
@@ -158,7 +163,8 @@ impl Live {
         let mut tries = Tries::default();
         loop {
             let before = filling.taken;
-            let (result, ending) = attempt(until, self.stream(&asked.path, begin, end, object_bytes, &mut filling)).await;
+            let (result, ending) =
+                attempt(until, self.stream(&asked.path, begin, end, object_bytes, &mut filling)).await;
             permit.bytes += filling.taken - before;
             let error = match result {
                 Ok(None) => return Ok(filling.done),
@@ -170,7 +176,10 @@ impl Live {
             if filling.taken > before {
                 tries.count = 0; // The read is making progress, so wait only as long as after a first failure.
             }
-            permit = self.retry.again(asked.counters, self.retry.verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
+            permit = self
+                .retry
+                .again(asked.counters, self.retry.verdict(&asked.what, &error, &ending), &mut tries, until, permit)
+                .await?;
         }
     }
 
@@ -183,7 +192,8 @@ impl Live {
         object_bytes: Option<u64>,
         filling: &mut Filling<'_>,
     ) -> object_store::Result<Option<Error>> {
-        let options = GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
+        let options =
+            GetOptions { range: Some(GetRange::Bounded(begin + filling.taken..end)), ..GetOptions::default() };
         let answer = match self.client.store.get_opts(path, options).await {
             Err(error) if ended_well() => {
                 let text = format!("the server violates HTTP: {}", chain(&error));
@@ -198,7 +208,8 @@ impl Live {
         {
             let text = format!("the object has {} bytes, expected {expected}", answer.meta.size);
             return Ok(Some(
-                Error::new("object-truncated", text).hint("the object has changed: run `penstock verify`; restore the object from a copy"),
+                Error::new("object-truncated", text)
+                    .hint("the object has changed: run `penstock verify`; restore the object from a copy"),
             ));
         }
         let mut stream = answer.into_stream();
@@ -269,11 +280,19 @@ mod tests {
     #[test]
     fn pieces_are_filled_across_chunks_of_any_size() {
         let body: Vec<u8> = (0..200u8).collect();
-        let pieces =
-            vec![Piece { skip: 3, bytes: 10 }, Piece { skip: 0, bytes: 0 }, Piece { skip: 50, bytes: 1 }, Piece { skip: 1, bytes: 135 }];
-        for (size, placed, shared) in (1..=200).flat_map(|size| [(size, false, false), (size, false, true), (size, true, true)]) {
+        let pieces = vec![
+            Piece { skip: 3, bytes: 10 },
+            Piece { skip: 0, bytes: 0 },
+            Piece { skip: 50, bytes: 1 },
+            Piece { skip: 1, bytes: 135 },
+        ];
+        for (size, placed, shared) in
+            (1..=200).flat_map(|size| [(size, false, false), (size, false, true), (size, true, true)])
+        {
             let seen = Mutex::new(Vec::new());
-            let see = |index: usize, piece: &Bytes| seen.lock().unwrap_or_else(PoisonError::into_inner).push((index, piece.len()));
+            let see = |index: usize, piece: &Bytes| {
+                seen.lock().unwrap_or_else(PoisonError::into_inner).push((index, piece.len()))
+            };
             let mut plan = RangeRequest { pieces: pieces.clone(), shared, ..RangeRequest::plain("x", 0, 0, None) };
             let mut rest = Recycled::new(146, 64 << 20).unwrap().slot();
             let memory = rest.owner();

@@ -86,20 +86,31 @@ impl Remote {
 
 impl Live {
     /// Read ranges by one request, and what it does not answer by requests of their own.
-    async fn batch(&self, batches: &Batches, traffic: &Traffic, members: Vec<Member>, then: &Then) -> Vec<(usize, Result<Vec<Bytes>>)> {
+    async fn batch(
+        &self,
+        batches: &Batches,
+        traffic: &Traffic,
+        members: Vec<Member>,
+        then: &Then,
+    ) -> Vec<(usize, Result<Vec<Bytes>>)> {
         let mut permit = self.retry.concurrency.permit().await;
         let indexes: Vec<usize> = members.iter().map(|member| member.index).collect();
-        let seen: Vec<_> = indexes.iter().map(|&index| move |piece: usize, bytes: &Bytes| then(index, piece, bytes)).collect();
-        let ranges: Vec<_> = members.iter().map(|member| (member.path.clone(), member.range.begin, member.range.end())).collect();
+        let seen: Vec<_> =
+            indexes.iter().map(|&index| move |piece: usize, bytes: &Bytes| then(index, piece, bytes)).collect();
+        let ranges: Vec<_> =
+            members.iter().map(|member| (member.path.clone(), member.range.begin, member.range.end())).collect();
         let objects: Vec<Option<u64>> = members.iter().map(|member| member.range.object_bytes).collect();
-        let (whats, plans): (Vec<String>, Vec<RangeRequest>) = members.into_iter().map(|member| (member.what, member.range)).unzip();
-        let mut fillings: Vec<Filling<'_>> = plans.into_iter().zip(&seen).map(|(plan, seen)| Filling::new(plan, seen)).collect();
+        let (whats, plans): (Vec<String>, Vec<RangeRequest>) =
+            members.into_iter().map(|member| (member.what, member.range)).unzip();
+        let mut fillings: Vec<Filling<'_>> =
+            plans.into_iter().zip(&seen).map(|(plan, seen)| Filling::new(plan, seen)).collect();
         let send = batches.send(&ranges, &objects, &mut fillings);
         if tokio::time::timeout(self.retry.deadline, send).await.ok().flatten().is_none() {
             // The next response that offers batches lets them be tried again.
             traffic.note_batches(false);
         }
-        permit.bytes = ranges.iter().zip(&fillings).map(|((_, begin, end), filling)| end - begin - filling.missing()).sum();
+        permit.bytes =
+            ranges.iter().zip(&fillings).map(|((_, begin, end), filling)| end - begin - filling.missing()).sum();
         drop(permit);
         let mut answers = Vec::with_capacity(indexes.len());
         let rest = indexes.into_iter().zip(fillings).zip(ranges).zip(whats).zip(&seen);

@@ -56,7 +56,10 @@ pub struct Retry {
 }
 
 /// Run one attempt. Returns the result and how the attempt's last request ended.
-pub async fn attempt<T>(until: Instant, work: impl Future<Output = object_store::Result<T>>) -> (object_store::Result<T>, Ending) {
+pub async fn attempt<T>(
+    until: Instant,
+    work: impl Future<Output = object_store::Result<T>>,
+) -> (object_store::Result<T>, Ending) {
     ENDING
         .scope(Default::default(), async {
             let result = match tokio::time::timeout_at(until, work).await {
@@ -100,11 +103,15 @@ impl Retry {
     /// Derive a verdict from an error and from how its request ended.
     pub fn verdict(&self, what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
         match verdict(what, error, ending) {
-            Verdict::Final(error) if error.code() == "credentials-missing" => Verdict::Final(error.hint(self.credentials_hint)),
+            Verdict::Final(error) if error.code() == "credentials-missing" => {
+                Verdict::Final(error.hint(self.credentials_hint))
+            }
             Verdict::Again { error, .. } if *ending == Ending::Success && !self.traffic.understood() => {
                 Verdict::Again { error: error.hint(NO_STORE), throttled: false, sent: true, stranger: true }
             }
-            Verdict::Again { error, throttled, sent, .. } if matches!(ending, Ending::Unsent { .. }) && !self.traffic.answered() => {
+            Verdict::Again { error, throttled, sent, .. }
+                if matches!(ending, Ending::Unsent { .. }) && !self.traffic.answered() =>
+            {
                 Verdict::Again { error, throttled, sent, stranger: true }
             }
             other => other,
@@ -137,8 +144,10 @@ impl Retry {
             let other = other.filter(|other| other.message() != reason.message());
             let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
             let spent = tries.begun.elapsed();
-            let text = format!("{} ({} attempts in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
-            let hint = reason.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
+            let text =
+                format!("{} ({} attempts in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
+            let hint =
+                reason.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
             return Err(Error::new(reason.code(), text).hint(hint));
         }
         tries.before = Some(error.clone());
@@ -174,14 +183,20 @@ fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict 
         Ending::Unsent { host, why } => {
             let text = format!("cannot reach {host}: {why}");
             let lower = why.to_lowercase();
-            let tls = ["certificate", "tls", "ssl", "handshake", "invalidcontenttype"].iter().any(|word| lower.contains(word));
+            let tls = ["certificate", "tls", "ssl", "handshake", "invalidcontenttype"]
+                .iter()
+                .any(|word| lower.contains(word));
             let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
             if tls {
                 return Verdict::Final(make("storage-unreachable", text).hint(
                     "the server's certificate is not trusted: specify its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check whether the endpoint uses http:// or https://",
                 ));
             }
-            let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is correct and responds" };
+            let hint = if dns {
+                "no such host: check the endpoint"
+            } else {
+                "check that the endpoint is correct and responds"
+            };
             unsent(make("storage-unreachable", text).hint(hint))
         }
         Ending::Lost(why) => sent(make("storage-failed", why.clone())),
@@ -212,7 +227,8 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         _ => format!("the server answered {status} {code}").trim_end().to_owned(),
     };
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
-    let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true, stranger: false };
+    let again =
+        |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true, stranger: false };
     match (status, code) {
         (_, WEB_PAGE) => Verdict::Final(make("storage-unreachable").hint(NO_STORE)),
         (_, "NoSuchBucket" | "ContainerNotFound") => Verdict::Final(
@@ -260,13 +276,20 @@ mod tests {
     /// Return the error from a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
         let traffic = Arc::new(Traffic::new());
-        let retry = Retry { deadline: Duration::from_millis(800), concurrency: ConcurrencyLimit::new(), credentials_hint: "", traffic };
+        let retry = Retry {
+            deadline: Duration::from_millis(800),
+            concurrency: ConcurrencyLimit::new(),
+            credentials_hint: "",
+            traffic,
+        };
         let (counters, mut tried) = (Counters::default(), 0);
         let work = || {
             tried += 1;
             let silent = tried > 2;
             async move {
-                ENDING.with(|last| last.replace(if silent { Ending::Lost("the request was aborted".into()) } else { ending.clone() }));
+                ENDING.with(|last| {
+                    last.replace(if silent { Ending::Lost("the request was aborted".into()) } else { ending.clone() })
+                });
                 if silent {
                     std::future::pending::<()>().await;
                 }
@@ -282,7 +305,9 @@ mod tests {
         let error = silent_after(&Ending::Unsent { host: "bucket".into(), why: "dns error".into() });
         assert_eq!(error.code(), "storage-unreachable", "{error}");
         assert!(
-            error.message().contains("dns error (3 attempts in 0.8 s; last attempt: cannot read `x`: the request was aborted)"),
+            error
+                .message()
+                .contains("dns error (3 attempts in 0.8 s; last attempt: cannot read `x`: the request was aborted)"),
             "{error}"
         );
         let error = silent_after(&Ending::Refused { status: 503, code: "SlowDown".into() });

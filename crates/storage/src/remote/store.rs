@@ -84,8 +84,13 @@ impl Remote {
                 }))
             })
         };
-        let service =
-            format!("{} {:?} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"), options.without_secrets());
+        let service = format!(
+            "{} {:?} {:?} {:?}",
+            place.bucket(),
+            options.get("endpoint_url"),
+            options.get("profile"),
+            options.without_secrets()
+        );
         let remote = Remote {
             place,
             service,
@@ -123,12 +128,19 @@ impl Remote {
 
     /// Return at most `most` objects below a folder, and the token for the next ones. `flat` leaves out those in folders below it, and `after` is
     /// the token of the objects before. The list is empty if the store cannot list.
-    fn page(&self, folder: &str, flat: bool, most: Option<usize>, after: Option<&str>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+    fn page(
+        &self,
+        folder: &str,
+        flat: bool,
+        most: Option<usize>,
+        after: Option<&str>,
+    ) -> Result<(Vec<ObjectMeta>, Option<String>)> {
         let prefix = Some(format!("{}/", self.path(folder))).filter(|prefix| prefix != "/");
         self.ask("list", folder, |client, _| {
             let delimiter = flat.then_some(Cow::Borrowed("/"));
             let page_token = after.map(str::to_owned);
-            let options = PaginatedListOptions { max_keys: most, page_token, delimiter, ..PaginatedListOptions::default() };
+            let options =
+                PaginatedListOptions { max_keys: most, page_token, delimiter, ..PaginatedListOptions::default() };
             let prefix = prefix.clone();
             async move {
                 let Some(pages) = &client.pages else { return Ok((Vec::new(), None)) };
@@ -145,7 +157,9 @@ impl Remote {
             Ok(stored) if stored == body => Ok(Created::Created),
             Ok(_) => Ok(Created::Exists),
             Err(error) if error.code() == "object-not-found" => Err(refusal),
-            Err(error) if (error.kind(), refusal.kind()) == (Kind::PermissionDenied, Kind::PermissionDenied) => Err(refusal),
+            Err(error) if (error.kind(), refusal.kind()) == (Kind::PermissionDenied, Kind::PermissionDenied) => {
+                Err(refusal)
+            }
             Err(_) => Ok(Created::Unknown),
         }
     }
@@ -166,7 +180,14 @@ impl Read for Remote {
     fn features(&self) -> Features {
         let request_cost = self.live().map_or_else(|_| Cost::default().of_request(), |live| live.cost.of_request());
         let (access, fills_slots) = (Some(Access::Ranged), true);
-        Features { access, range_bytes: RANGE_BYTES, request_cost, fills_slots, deadline: self.deadline, ..Features::default() }
+        Features {
+            access,
+            range_bytes: RANGE_BYTES,
+            request_cost,
+            fills_slots,
+            deadline: self.deadline,
+            ..Features::default()
+        }
     }
 
     fn counters(&self) -> &Counters {
@@ -189,7 +210,10 @@ impl Read for Remote {
         let body = body.ok_or_else(|| {
             Error::new(
                 "object-malformed",
-                format!("cannot {}: the object exceeds {READ_BYTES} bytes, the limit for whole-object reads", self.what("read", name)),
+                format!(
+                    "cannot {}: the object exceeds {READ_BYTES} bytes, the limit for whole-object reads",
+                    self.what("read", name)
+                ),
             )
         })?;
         add(&self.traffic.counters.reads, 1);
@@ -215,7 +239,9 @@ impl Read for Remote {
             };
         }
         let starts = (0..bytes).step_by(RANGE_BYTES as usize);
-        let ranges: Vec<_> = starts.map(|begin| RangeRequest::plain(name, begin, (bytes - begin).min(RANGE_BYTES), Some(bytes))).collect();
+        let ranges: Vec<_> = starts
+            .map(|begin| RangeRequest::plain(name, begin, (bytes - begin).min(RANGE_BYTES), Some(bytes)))
+            .collect();
         let mut parts = self.fetch(ranges).into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten();
         match (parts.next(), bytes <= RANGE_BYTES) {
             (Some(only), true) => Ok(only),
@@ -346,8 +372,11 @@ impl Store for Remote {
     fn writable(&self) -> Result<()> {
         match self.live()?.client.parts {
             Some(_) => Ok(()),
-            None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri))
-                .hint("write to an s3://, gs:// or az:// URI, or to a local path")),
+            None => Err(Error::new(
+                "read-only",
+                format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri),
+            )
+            .hint("write to an s3://, gs:// or az:// URI, or to a local path")),
         }
     }
 }

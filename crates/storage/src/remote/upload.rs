@@ -42,16 +42,33 @@ struct Multipart {
 
 impl Upload {
     pub fn new(live: Arc<Live>, traffic: Arc<Traffic>, path: Path, what: String) -> Upload {
-        Upload { live, traffic, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
+        Upload {
+            live,
+            traffic,
+            path,
+            what,
+            buffer: Vec::new(),
+            multipart: None,
+            bytes: 0,
+            generation: process::generation(),
+        }
     }
 
     /// Send one request about the object, and repeat it as `retry` allows.
     fn ask<T, W: Future<Output = object_store::Result<T>>>(&self, work: impl Fn(Client, Path) -> W) -> Result<T> {
-        wait(self.live.retry.ask(&self.traffic.counters, &self.what, || work(self.live.client.clone(), self.path.clone())))
+        wait(
+            self.live
+                .retry
+                .ask(&self.traffic.counters, &self.what, || work(self.live.client.clone(), self.path.clone())),
+        )
     }
 
     fn store(&self) -> Result<Arc<dyn MultipartStore>> {
-        self.live.client.parts.clone().ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is read-only", self.what)))
+        self.live
+            .client
+            .parts
+            .clone()
+            .ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is read-only", self.what)))
     }
 
     /// Send the buffer as the next part.
@@ -79,7 +96,8 @@ impl Upload {
             (self.live.clone(), self.traffic.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());
         let task = runtime()?.spawn(async move {
             let ask = || {
-                let (store, path, id, payload) = (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
+                let (store, path, id, payload) =
+                    (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
                 async move { store.put_part(&path, &id, index, payload).await }
             };
             live.retry.ask(&traffic.counters, &what, ask).await
@@ -104,7 +122,9 @@ impl Upload {
             Ok(()) => Ok(()),
             // If the reply to the first attempt was lost, a second attempt finds no such upload, but the object exists.
             Err(error) if error.code() == "object-not-found" => {
-                let found = self.ask(|client, path| async move { client.store.head(&path).await }).map_err(|_| error.clone())?;
+                let found = self
+                    .ask(|client, path| async move { client.store.head(&path).await })
+                    .map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -116,7 +136,9 @@ impl Multipart {
     /// Wait for the oldest part in flight.
     fn land_first(&mut self) -> Result<()> {
         let (index, task) = self.travelling.remove(0);
-        let landed = wait(async { task.await.map_err(|error| Error::new("internal", format!("an upload task failed: {error}")))? })?;
+        let landed = wait(async {
+            task.await.map_err(|error| Error::new("internal", format!("an upload task failed: {error}")))?
+        })?;
         self.parts[index] = Some(landed);
         Ok(())
     }
@@ -164,7 +186,8 @@ impl Drop for Upload {
         let (Ok(runtime), Ok(store)) = (runtime(), self.store()) else { return };
         let (path, id) = (self.path.clone(), multipart.id);
         // One attempt is enough: a store's lifecycle rules can expire abandoned uploads.
-        let give_up = async { tokio::time::timeout(std::time::Duration::from_secs(5), store.abort_multipart(&path, &id)).await };
+        let give_up =
+            async { tokio::time::timeout(std::time::Duration::from_secs(5), store.abort_multipart(&path, &id)).await };
         let _ = runtime.block_on(give_up);
     }
 }

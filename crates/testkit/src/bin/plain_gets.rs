@@ -31,12 +31,15 @@ fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [bucket, at_once] = &arguments[..] else { return Err("usage: plain-gets BUCKET AT_ONCE".into()) };
     let at_once: usize = at_once.parse()?;
-    let store: Arc<dyn ObjectStore> = Arc::new(AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true).build()?);
+    let store: Arc<dyn ObjectStore> =
+        Arc::new(AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true).build()?);
     let mut batches: Vec<Vec<(Path, u64, u64)>> = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let parse = |range: &str| -> Result<(Path, u64, u64), Failure> {
             let parts: Vec<&str> = range.split(' ').collect();
-            let [key, begin, end] = parts[..] else { return Err("cannot parse a range: expected `key begin end`".into()) };
+            let [key, begin, end] = parts[..] else {
+                return Err("cannot parse a range: expected `key begin end`".into());
+            };
             Ok((Path::from(key), begin.parse()?, end.parse()?))
         };
         batches.push(line?.split(';').map(parse).collect::<Result<_, _>>()?);

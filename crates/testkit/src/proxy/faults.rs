@@ -51,7 +51,8 @@ impl Faults {
     pub fn parse(query: &str) -> Result<Faults, String> {
         let mut faults = Faults { late_ms: 50, in_a_row: 3, ..Faults::default() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not of the form name=value"))?;
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| format!("`{pair}` is not of the form name=value"))?;
             let value: u64 = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
             match (name, NAMES.iter().position(|(known, _)| *known == name)) {
                 (_, Some(index)) => faults.per_mille[index] = value,

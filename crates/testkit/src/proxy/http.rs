@@ -38,14 +38,21 @@ pub(super) fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Resul
         }
         let count = stream.read(&mut buffer)?;
         if count == 0 {
-            return if begun.is_empty() { Ok(None) } else { Err(broken("the connection closed in the middle of a message head")) };
+            return if begun.is_empty() {
+                Ok(None)
+            } else {
+                Err(broken("the connection closed in the middle of a message head"))
+            };
         }
         begun.extend_from_slice(&buffer[..count]);
     }
 }
 
 pub(super) fn header<'a>(headers: &'a [httparse::Header<'a>], name: &str) -> Option<&'a str> {
-    headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).and_then(|header| std::str::from_utf8(header.value).ok())
+    headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case(name))
+        .and_then(|header| std::str::from_utf8(header.value).ok())
 }
 
 /// How a reply specifies the length of its body.

@@ -50,7 +50,12 @@ pub struct Proxy {
 }
 
 /// Run a schedule for each seed, `workers` at a time. Each worker has a proxy before the server.
-pub fn schedules(upstream: SocketAddr, seeds: Range<u64>, workers: u64, run: impl Fn(u64, &Proxy) -> Result<()> + Sync) -> Result<()> {
+pub fn schedules(
+    upstream: SocketAddr,
+    seeds: Range<u64>,
+    workers: u64,
+    run: impl Fn(u64, &Proxy) -> Result<()> + Sync,
+) -> Result<()> {
     let next = AtomicU64::new(seeds.start);
     let worker = || {
         let proxy = Proxy::start("127.0.0.1:0", upstream, Faults::default())
@@ -64,7 +69,9 @@ pub fn schedules(upstream: SocketAddr, seeds: Range<u64>, workers: u64, run: imp
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked"))))
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked"))))
     })
 }
 
@@ -116,7 +123,11 @@ impl Shared {
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let struck = self.state().struck;
         let load = |count: &AtomicU64| count.load(Relaxed);
-        let all = [("requests", load(&self.requests)), ("body_bytes", load(&self.body_bytes)), ("most_at_once", load(&self.most_at_once))];
+        let all = [
+            ("requests", load(&self.requests)),
+            ("body_bytes", load(&self.body_bytes)),
+            ("most_at_once", load(&self.most_at_once)),
+        ];
         all.into_iter().chain(NAMES.iter().zip(struck).map(|((name, _), count)| (*name, count))).collect()
     }
 
@@ -124,7 +135,8 @@ impl Shared {
     fn decide(&self, request: &Request) -> (Fault, Duration) {
         let number = self.requests.fetch_add(1, Relaxed);
         let mut state = self.state();
-        let mut random = Random(state.faults.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xd1b5_4a32_d192_ed03));
+        let mut random =
+            Random(state.faults.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xd1b5_4a32_d192_ed03));
         let mut at = random.below(1000);
         let mut fault = Fault::None;
         for (index, (_, candidate)) in NAMES.iter().enumerate() {
@@ -180,7 +192,8 @@ impl Connection {
         let mut parsed = httparse::Request::new(&mut headers);
         parsed.parse(&head.bytes).map_err(|error| broken(&error.to_string()))?;
         let (method, path) = (parsed.method.unwrap_or("").to_owned(), parsed.path.unwrap_or("").to_owned());
-        let length: usize = header(parsed.headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let length: usize =
+            header(parsed.headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
         let expects = header(parsed.headers, "expect").is_some();
         let mut body = head.rest;
         if expects && body.is_empty() {
@@ -202,7 +215,8 @@ impl Connection {
     }
 
     fn reply(&mut self, status: &str, body: &str) -> io::Result<()> {
-        let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Type: application/xml\r\n\r\n", body.len());
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Type: application/xml\r\n\r\n", body.len());
         self.client.write_all(format!("{head}{body}").as_bytes())
     }
 
@@ -227,14 +241,17 @@ impl Connection {
             return self.control(control);
         }
         let (fault, delay) = self.shared.decide(&request);
-        let error = |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>on purpose</Message></Error>");
+        let error = |code: &str| {
+            format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>on purpose</Message></Error>")
+        };
         match fault {
             Fault::Reset => return Err(self.reset()),
             Fault::Throttle => return self.reply("503 Service Unavailable", &error("SlowDown")),
             Fault::TooMany => return self.reply("429 Too Many Requests", &error("TooManyRequests")),
             Fault::Fail => return self.reply("500 Internal Server Error", &error("InternalError")),
             Fault::Stale => {
-                let old = self.shared.state().listings.get(&request.path).and_then(|listings| listings.first().cloned());
+                let old =
+                    self.shared.state().listings.get(&request.path).and_then(|listings| listings.first().cloned());
                 if let Some(old) = old {
                     return self.client.write_all(&old);
                 }
@@ -284,7 +301,8 @@ impl Connection {
                 Err(why) => self.reply("400 Bad Request", &why),
             },
             "counts" => {
-                let counts: Vec<String> = self.shared.counts().iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
+                let counts: Vec<String> =
+                    self.shared.counts().iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
                 self.reply("200 OK", &format!("{{{}}}", counts.join(", ")))
             }
             _ => self.reply("404 Not Found", "unknown path, expected /-/faults or /-/counts"),
@@ -371,7 +389,9 @@ impl Connection {
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             while let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") {
-                let size = std::str::from_utf8(&bytes[at..at + line]).ok().and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
+                let size = std::str::from_utf8(&bytes[at..at + line])
+                    .ok()
+                    .and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
                 let size = size.ok_or_else(|| broken("invalid chunk size"))?;
                 let end = at + line + 2 + size + 2;
                 if end > bytes.len() {

@@ -62,13 +62,19 @@ impl Trust {
     /// the store has been starting for too long: it would not know of this one. Cost: a few calls for each drive.
     pub(crate) fn open(drives: &[Drive], is_whole: bool, store: &str) -> Result<Trust> {
         let begin = |drive: &Drive| {
-            ServerLock::begin(drive.part(SERVERS).join(store_name(store)), Some(drive.store_folder(store)), PATIENCE.0).ok().flatten()
+            ServerLock::begin(drive.part(SERVERS).join(store_name(store)), Some(drive.store_folder(store)), PATIENCE.0)
+                .ok()
+                .flatten()
         };
         let found: Vec<Option<ServerLock>> = drives.iter().map(begin).collect();
-        let mark = match marks_folder().and_then(|folder| ServerLock::begin(folder.join(store_name(store)), None, PATIENCE.1)) {
+        let mark = match marks_folder()
+            .and_then(|folder| ServerLock::begin(folder.join(store_name(store)), None, PATIENCE.1))
+        {
             Ok(None) => {
-                let text =
-                    format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
+                let text = format!(
+                    "cannot serve: another server of the same store has been starting for {} s already",
+                    PATIENCE.1.as_secs()
+                );
                 return Err(Error::new("storage-failed", text).hint("stop that server, or wait until it responds"));
             }
             other => other.ok().flatten(),
@@ -77,10 +83,11 @@ impl Trust {
         let is_alone = is_whole && all().count() == 1 + drives.len() && all().all(|file| file.is_alone);
         let until = all().filter_map(ServerLock::uncertain_seconds).max().unwrap_or(0);
         // A clock that went back must not hold it up for long.
-        let uncertain_until =
-            (SystemTime::UNIX_EPOCH + Duration::from_secs(until.min(u32::MAX.into()))).min(SystemTime::now() + MOST_UNCERTAIN);
+        let uncertain_until = (SystemTime::UNIX_EPOCH + Duration::from_secs(until.min(u32::MAX.into())))
+            .min(SystemTime::now() + MOST_UNCERTAIN);
         let last = mark.as_ref().and_then(|mark| mark.text()?.get(..TOKEN_BYTES).map(str::to_owned));
-        let token = last.filter(|last| is_alone && mark.as_ref().is_some_and(|mark| is_said(last, mark, drives, &found)));
+        let token =
+            last.filter(|last| is_alone && mark.as_ref().is_some_and(|mark| is_said(last, mark, drives, &found)));
         let token = token.unwrap_or_else(|| {
             let token = new_token();
             // While objects may change, the files keep saying so for later servers. None of them believes a note of this one.
@@ -123,7 +130,11 @@ impl Trust {
         let removed = remove();
         // Before and after: it may have come back in between.
         let is_there = was_there && self.is_there(drive);
-        let removed = if is_there { removed } else { removed.and(Err(io::Error::other("the drive is not the one that was opened"))) };
+        let removed = if is_there {
+            removed
+        } else {
+            removed.and(Err(io::Error::other("the drive is not the one that was opened")))
+        };
         removed.inspect_err(|_| self.renew())
     }
 
@@ -177,7 +188,9 @@ fn new_token() -> String {
 
 /// Return whether the mark and the drives say a token, and that it may be taken over.
 fn is_said(token: &str, mark: &ServerLock, drives: &[Drive], found: &[Option<ServerLock>]) -> bool {
-    let is_on = |(drive, file): (&Drive, &Option<ServerLock>)| file.as_ref().is_some_and(|file| file.says(&on_drive(token, drive)));
+    let is_on = |(drive, file): (&Drive, &Option<ServerLock>)| {
+        file.as_ref().is_some_and(|file| file.says(&on_drive(token, drive)))
+    };
     on_mark(token, drives, found).is_some_and(|text| mark.says(&text)) && drives.iter().zip(found).all(is_on)
 }
 

@@ -12,7 +12,8 @@ impl Set {
     }
 
     fn drives(&self, spec: &str) -> Drives {
-        let named = spec.split(',').map(|drive| format!("{}/{drive}", self.0.path().display())).collect::<Vec<String>>();
+        let named =
+            spec.split(',').map(|drive| format!("{}/{drive}", self.0.path().display())).collect::<Vec<String>>();
         Drives::open(&Spec::parse(&named.join(",")).unwrap()).unwrap()
     }
 
@@ -197,7 +198,8 @@ fn without_its_mark_a_token_ends() -> io::Result<()> {
 fn servers_that_do_not_use_the_drives_end_the_token() -> io::Result<()> {
     let set = Set::new()?;
     for other in ["", "b:1GB"] {
-        let begin = || if other.is_empty() { Trust::without_drives(&set.store("one")).unwrap() } else { set.open(other) };
+        let begin =
+            || if other.is_empty() { Trust::without_drives(&set.store("one")).unwrap() } else { set.open(other) };
         let note = set.open("a:1GB").sign(b"note");
         drop(begin());
         assert!(!is_believed(&set.open("a:1GB"), &note), "`{other}` ran between");

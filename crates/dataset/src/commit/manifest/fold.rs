@@ -59,11 +59,13 @@ fn first_to_join(bytes: &[u64], most: u64) -> usize {
 /// their tails concurrently.
 fn sizes(snapshot: &Snapshot, overlays: &[Overlay]) -> Result<Vec<u64>> {
     let context = &snapshot.context;
-    context.open_tails(overlays.iter().flat_map(|overlay| overlay.files.iter().map(|file| (file, overlay.rows.ids()))))?;
+    context
+        .open_tails(overlays.iter().flat_map(|overlay| overlay.files.iter().map(|file| (file, overlay.rows.ids()))))?;
     let size = |overlay: &Overlay| {
         let decoded = |chunk: &Chunk| chunk.decoded_bytes().iter().fold(0, u64::saturating_add);
-        let of_file =
-            |file: &FileRef| Ok(context.file(file, overlay.rows.ids())?.tail.chunks.iter().map(decoded).fold(0, u64::saturating_add));
+        let of_file = |file: &FileRef| {
+            Ok(context.file(file, overlay.rows.ids())?.tail.chunks.iter().map(decoded).fold(0, u64::saturating_add))
+        };
         let values = overlay.files.iter().map(of_file).sum::<Result<u64>>().unwrap_or(u64::MAX);
         overlay.rows.ids().saturating_mul(ROW_BYTES).saturating_add(values)
     };

@@ -50,7 +50,9 @@ impl Layout {
 
     /// Return the row ids of the fragments that go out.
     pub fn rows(&self) -> RowIds {
-        RowIds::of_runs(self.groups.iter().flat_map(|group| &group.out).flat_map(|fragment| &fragment.runs).copied().collect())
+        RowIds::of_runs(
+            self.groups.iter().flat_map(|group| &group.out).flat_map(|fragment| &fragment.runs).copied().collect(),
+        )
     }
 
     /// Return the snapshot of a record that follows `parent` with this layout. Fails with `conflict` if the parent lacks one of the fragments. Cost:
@@ -76,7 +78,8 @@ impl Layout {
         // The fragments that are expected next.
         let mut rest: &[Fragment] = &[];
         for (index, part) in parent.parts.iter().enumerate() {
-            if part.page().is_some_and(|page| rows.count_in(page.least..page.least + page.span) == 0) && rest.is_empty() {
+            if part.page().is_some_and(|page| rows.count_in(page.least..page.least + page.span) == 0) && rest.is_empty()
+            {
                 parts.push(part.clone());
                 continue;
             }
@@ -128,7 +131,8 @@ impl Layout {
     /// Note the stages whose fragments go out. Small objects are joined, so there are few.
     fn stages(&self, context: &Context, before: &[ObjectRef], puts: &mut Vec<String>) -> Result<Vec<ObjectRef>> {
         let out = self.groups.iter().flat_map(|group| &group.out).filter(|fragment| fragment.is_stage);
-        let named = |fragment: &Fragment| Some(Staged { file: fragment.files.first()?.id, runs: fragment.runs.clone() });
+        let named =
+            |fragment: &Fragment| Some(Staged { file: fragment.files.first()?.id, runs: fragment.runs.clone() });
         let mut staged: Vec<Staged> = out.filter_map(named).collect();
         let mut all = before.to_vec();
         if staged.is_empty() {
@@ -167,6 +171,9 @@ pub fn is_same(one: &Fragment, other: &Fragment) -> bool {
 
 /// Make the error for a state to which the layout does not apply.
 fn moved(why: &str) -> Error {
-    Error::new("conflict", format!("cannot commit: another commit, made in the meantime, moved or revived samples: {why}"))
-        .hint("refresh the handle, and compact again")
+    Error::new(
+        "conflict",
+        format!("cannot commit: another commit, made in the meantime, moved or revived samples: {why}"),
+    )
+    .hint("refresh the handle, and compact again")
 }

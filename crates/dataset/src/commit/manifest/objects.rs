@@ -6,7 +6,9 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, page_name, rows_name, statistics_name, words_name};
-use penstock_format::manifest::{Fragment, PageRef, PageStatistics, Statistics, WordsSegment, encode_pages, encode_words};
+use penstock_format::manifest::{
+    Fragment, PageRef, PageStatistics, Statistics, WordsSegment, encode_pages, encode_words,
+};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use crate::store::context::Context;
@@ -39,7 +41,12 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<Str
 }
 
 /// Write what is known of the columns of a page's fragments, if this process wrote their data files.
-fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Option<ObjectRef>> {
+fn write_statistics(
+    context: &Context,
+    page: Id,
+    fragments: &[Fragment],
+    puts: &mut Vec<String>,
+) -> Result<Option<ObjectRef>> {
     let mut columns: BTreeMap<u64, Vec<(u64, Statistics)>> = BTreeMap::new();
     for (index, fragment) in fragments.iter().enumerate() {
         for known in fragment.files.iter().filter_map(|file| context.caches.get().statistics_of(file.id)) {
@@ -60,7 +67,12 @@ fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &
 }
 
 /// Write new words of a category column. A commit gives them the codes after those that exist. Cost: one put.
-pub fn write_words<S: AsRef<str>>(context: &Context, column: u64, words: &[S], puts: &mut Vec<String>) -> Result<WordsSegment> {
+pub fn write_words<S: AsRef<str>>(
+    context: &Context,
+    column: u64,
+    words: &[S],
+    puts: &mut Vec<String>,
+) -> Result<WordsSegment> {
     let body = encode_words(column, words);
     let id = write_object(context, words_name, &body, puts)?;
     Ok(WordsSegment { column, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) })

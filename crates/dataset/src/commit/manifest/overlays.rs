@@ -35,7 +35,12 @@ pub struct WrittenOverlays {
 
 impl WrittenOverlays {
     /// Write the row ids. `puts` gets the names of the objects. Cost: one put per set with more than a few runs.
-    pub fn write(context: &Context, changed: &[Changed], deleted: &HashSet<u64>, puts: &mut Vec<String>) -> Result<WrittenOverlays> {
+    pub fn write(
+        context: &Context,
+        changed: &[Changed],
+        deleted: &HashSet<u64>,
+        puts: &mut Vec<String>,
+    ) -> Result<WrittenOverlays> {
         let mut written = WrittenOverlays::default();
         for changed in changed {
             for (overlay, ids) in overlays_of(context, changed, puts)? {
@@ -85,7 +90,9 @@ impl WrittenOverlays {
         }
         // Nobody else knows the samples that this transaction appended, so new values of those belong to the append.
         match overlay.rows.range().start & PROVISIONAL {
-            0 => self.writes.push(Change { kind, columns: summary(overlay.columns.clone()), rows: overlay.rows.clone() }),
+            0 => {
+                self.writes.push(Change { kind, columns: summary(overlay.columns.clone()), rows: overlay.rows.clone() })
+            }
             _ => self.of_appended.extend(&overlay.columns),
         }
         self.overlays.push(overlay);
@@ -119,7 +126,9 @@ pub fn write_values(
     let (mut written, mut features) = (Vec::new(), 0);
     for changed in pending.write(context, schema, &words, 0)? {
         features |= changed.writer.features;
-        puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
+        puts.extend(
+            changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)),
+        );
         written.extend(overlays_of(context, &changed, puts)?.into_iter().map(|(overlay, _)| overlay));
     }
     Ok((written, features))

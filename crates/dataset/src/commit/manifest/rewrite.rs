@@ -63,7 +63,10 @@ pub fn rewritten(
                 let column = reader.stored(spec, list)?;
                 if let Some(watched) = watched.get(&spec.id) {
                     let is_watched = |id: &u64| watched.count_in(*id..id + 1) > 0;
-                    nulls.entry(spec.id).or_default().extend(null_places(&column).map(|place| ids[place]).filter(is_watched));
+                    nulls
+                        .entry(spec.id)
+                        .or_default()
+                        .extend(null_places(&column).map(|place| ids[place]).filter(is_watched));
                 }
                 let words = spec.kind.is_category().then(|| Arc::new(list.words.clone()));
                 Ok(Stored { column, words })

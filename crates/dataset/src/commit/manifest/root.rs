@@ -6,7 +6,9 @@ use penstock_error::{Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::{ObjectRef, root_name};
-use penstock_format::manifest::{Attachment, Fragment, MANIFEST_PAGE_BYTES, MANIFEST_PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
+use penstock_format::manifest::{
+    Attachment, Fragment, MANIFEST_PAGE_BYTES, MANIFEST_PAGE_FRAGMENTS, PageRef, Root, WordsSegment,
+};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
@@ -44,7 +46,11 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
 /// Return a snapshot's attachments as its root lists them: without what was changed.
 fn covering(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Attachment>> {
     let covering = |(attachment, covered): (&Attachment, RowIds)| {
-        let rows = if attachment.changed.is_empty() { attachment.rows.clone() } else { write_rows(&snapshot.context, &covered, puts)? };
+        let rows = if attachment.changed.is_empty() {
+            attachment.rows.clone()
+        } else {
+            write_rows(&snapshot.context, &covered, puts)?
+        };
         Ok(Attachment { rows, changed: Vec::new(), ..attachment.clone() })
     };
     snapshot.attachments()?.into_iter().map(covering).collect()
@@ -52,12 +58,18 @@ fn covering(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Attachmen
 
 /// Copy data files of fragments from records; see `copy_from_records`.
 pub fn copy_to_fragments(context: &Context, fragments: &mut [Fragment]) -> Result<()> {
-    copy_from_records(context, fragments.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples))))
+    copy_from_records(
+        context,
+        fragments.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples))),
+    )
 }
 
 /// Copy data files of overlays from records; see `copy_from_records`.
 pub fn copy_to_overlays(context: &Context, overlays: &mut [Overlay]) -> Result<()> {
-    copy_from_records(context, overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids()))))
+    copy_from_records(
+        context,
+        overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids()))),
+    )
 }
 
 /// Copy data files from records to the page, the root or the record that will list them. Pages and roots then need no request for each of
@@ -67,7 +79,9 @@ fn copy_from_records<'a>(context: &Context, files: impl Iterator<Item = (&'a mut
     context.open_tails(in_records.iter().map(|(file, samples)| (&**file, *samples)))?;
     for (file, samples) in in_records {
         match context.file(file, samples) {
-            Ok(opened) if opened.map.len() as u64 == file.file_bytes => file.place = FilePlace::Inline(opened.map.clone()),
+            Ok(opened) if opened.map.len() as u64 == file.file_bytes => {
+                file.place = FilePlace::Inline(opened.map.clone())
+            }
             Ok(_) => {}
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {}
             Err(error) => return Err(error),
@@ -83,8 +97,8 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
     let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
         if let Some(last) = pages.last().copied() {
-            let room =
-                last.fragments as usize + loose.len() <= MANIFEST_PAGE_FRAGMENTS && last.object.bytes as usize <= MANIFEST_PAGE_BYTES / 2;
+            let room = last.fragments as usize + loose.len() <= MANIFEST_PAGE_FRAGMENTS
+                && last.object.bytes as usize <= MANIFEST_PAGE_BYTES / 2;
             if room && !loose.is_empty() {
                 pages.pop();
                 context.carry_statistics(&last)?;

@@ -85,7 +85,11 @@ impl Reader {
             let mut data = Vec::with_capacity(samples * size_of::<u32>());
             for (place, code) in codes.into_iter().enumerate() {
                 let null = nulls.as_ref().is_some_and(|nulls| nulls[place]);
-                let own = if null { 0 } else { words.code(code as u32, |code| vocabulary.word(code).unwrap_or_default().into()) };
+                let own = if null {
+                    0
+                } else {
+                    words.code(code as u32, |code| vocabulary.word(code).unwrap_or_default().into())
+                };
                 data.extend_from_slice(&own.to_le_bytes());
             }
             return Ok(Column::Fixed { data, validity: valid(nulls), samples });
@@ -98,7 +102,8 @@ impl Reader {
         let values = self.stored_ragged(column)?;
         let large = self.left_out_of(column);
         if !large.is_empty() {
-            let validity = Some(large.iter().enumerate().map(|(row, large)| *large || values.get(row).is_some()).collect());
+            let validity =
+                Some(large.iter().enumerate().map(|(row, large)| *large || values.get(row).is_some()).collect());
             let (snapshot, positions) = (self.snapshot.clone(), self.plan.positions.clone());
             let source = Arc::new(LargeValues { snapshot, column: column.clone(), positions, values });
             return Ok(Column::Pulled(Pulled { shapes: vec![Vec::new(); samples], validity, source }));

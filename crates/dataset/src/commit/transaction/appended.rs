@@ -30,7 +30,8 @@ pub struct AppendedSamples {
 
 impl AppendedSamples {
     pub fn new(base: &Snapshot) -> AppendedSamples {
-        let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone()).keeping(Config::inline_bytes());
+        let writer =
+            FragmentsWriter::new(base.context.clone(), base.schema.columns.clone()).keeping(Config::inline_bytes());
         AppendedSamples { writer, fresh: Fresh::default(), columns: HashSet::new(), filled: Vec::new() }
     }
 
@@ -42,7 +43,9 @@ impl AppendedSamples {
     /// Add samples. A few stay in memory. Many are written at once.
     pub fn push(&mut self, schema: &Schema, words: &Words, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         self.begin_fragment(schema, words, &columns)?;
-        self.columns.extend(schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id));
+        self.columns.extend(
+            schema.columns.iter().zip(&columns).filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id),
+        );
         match self.fresh.bytes_with(&columns).filter(|bytes| *bytes as u64 <= Config::memory_bytes() / 32) {
             Some(_) => self.fresh.push(self.samples(), columns, samples),
             None => {
@@ -89,7 +92,8 @@ impl AppendedSamples {
     /// Return the deltas of the samples, all of which are written. Cost: one put per manifest page, unless the fragments fit into the record.
     pub fn write_fragments(&self, context: &Context, puts: &mut Vec<String>) -> Result<Vec<Delta>> {
         let fragments = &self.writer.fragments;
-        let without_data = fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() as u64 - self.writer.small_bytes();
+        let without_data =
+            fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() as u64 - self.writer.small_bytes();
         if without_data <= INLINE_BYTES as u64 {
             return Ok(fragments.iter().cloned().map(Arc::new).map(Delta::Fragment).collect());
         }

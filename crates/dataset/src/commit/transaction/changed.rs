@@ -49,7 +49,8 @@ impl ChangedSamples {
             }
         }
         if !self.deleted.is_empty() {
-            overlays.push(Overlay::deleting(runs_of(self.deleted.iter().copied().collect::<BTreeSet<u64>>().into_iter())));
+            overlays
+                .push(Overlay::deleting(runs_of(self.deleted.iter().copied().collect::<BTreeSet<u64>>().into_iter())));
         }
         Ok(overlays)
     }

@@ -20,9 +20,8 @@ use self::changed::ChangedSamples;
 use self::reads::TransactionReads;
 pub use self::reads::{Isolation, ReadSet};
 use self::state::TransactionState;
-use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, NewSchema, Proposal};
+use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, NewSchema, Proposal, transaction_entry};
 use super::drive;
-use super::machine;
 use super::manifest::objects::{folders_of, write_words};
 use super::manifest::overlays::{WrittenOverlays, summary};
 use crate::config::Config;
@@ -149,14 +148,17 @@ impl Transaction {
         self.appended.writer.finish().inspect_err(|_| self.state.fail())?;
         let words: usize = self.words.added().map(|(_, words)| words.len()).sum();
         let fragments = self.appended.writer.fragments.len();
-        let changes = [self.samples() as usize, self.changed.written.len(), self.changed.deleted.len(), words, fragments];
+        let changes =
+            [self.samples() as usize, self.changed.written.len(), self.changed.deleted.len(), words, fragments];
         let seen = match &self.seen {
             Some((known, seen)) if *known == changes => seen.clone(),
             before => {
                 let before = before.as_ref().map(|(_, seen)| seen.as_ref());
                 let overlays = self.changed.overlays(&self.base.context)?;
-                let words = self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
-                let seen = self.base.with_changes(before, self.appended.fragments(), overlays, words.collect::<Result<_>>()?);
+                let words =
+                    self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
+                let seen =
+                    self.base.with_changes(before, self.appended.fragments(), overlays, words.collect::<Result<_>>()?);
                 self.seen.insert((changes, Arc::new(seen))).1.clone()
             }
         };
@@ -166,7 +168,8 @@ impl Transaction {
     /// Record that the transaction read these samples, or all samples, in these columns. The commit fails if another commit changes them in
     /// the meantime, unless the isolation is `Snapshot`.
     pub fn note_read(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
-        let ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
+        let ids =
+            columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
         self.note(ids, row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()));
         Ok(())
     }
@@ -199,15 +202,22 @@ impl Transaction {
             for input in inputs {
                 let (index, spec) = base.schema.column(&input.name).ok_or_else(|| {
                     let names: Vec<&str> = base.schema.columns.iter().map(|column| column.name.as_str()).collect();
-                    Error::new("column-not-found", format!("cannot {verb} column `{}`: the dataset has no such column", input.name))
-                        .hint(format!("columns: {}", names.join(", ")))
+                    Error::new(
+                        "column-not-found",
+                        format!("cannot {verb} column `{}`: the dataset has no such column", input.name),
+                    )
+                    .hint(format!("columns: {}", names.join(", ")))
                 })?;
                 if columns[index].is_some() {
-                    return Err(Error::new("invalid-argument", format!("cannot {verb} column `{}`: it is given twice", spec.name)));
+                    return Err(Error::new(
+                        "invalid-argument",
+                        format!("cannot {verb} column `{}`: it is given twice", spec.name),
+                    ));
                 }
                 let stored = prepare(&mut self.words, &base, spec, input, validate);
-                columns[index] =
-                    Some(stored.map_err(|error| error.column(&spec.name).context(format!("cannot {verb} column `{}`", spec.name)))?);
+                columns[index] = Some(stored.map_err(|error| {
+                    error.column(&spec.name).context(format!("cannot {verb} column `{}`", spec.name))
+                })?);
             }
             Ok(())
         };
@@ -244,14 +254,15 @@ impl Transaction {
         let _ = self.journal.take().map(TransactionJournal::remove);
         let record = snapshot.record();
         let first = record.transactions.iter().find(|transaction| transaction.uuid == self.uuid);
-        let first_row_id = row_id(record.lineage, first.map_or(0, |transaction| transaction.first_counter)).cast_signed();
+        let first_row_id =
+            row_id(record.lineage, first.map_or(0, |transaction| transaction.first_counter)).cast_signed();
         Ok((Receipt { snapshot: record.snapshot(), first_row_id, samples }, snapshot))
     }
 
     /// Write what is left of all changes, and return them as a commit.
     fn proposal(&mut self, message: &str, author: &str, properties: &str) -> Result<Proposal> {
         let (samples, deleted) = (self.samples(), self.changed.deleted.len() as u64);
-        let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
+        let transaction = transaction_entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
         deltas.extend(self.appended.write_fragments(&self.base.context, &mut self.puts)?);
         let WrittenOverlays { overlays, writes, known, of_appended } =
@@ -264,12 +275,21 @@ impl Transaction {
         let filled = |key: &&u64| self.base.schema.column_by_id(**key).is_some_and(|spec| spec.fill.is_some());
         let filled_keys = keys.iter().filter(filled).copied().collect();
         let staged = Arc::new(self.appended.writer.linked().clone());
-        let mut changes =
-            ChangeSet { writes, reads: self.reads.counted(), keys, filled_keys, staged, once: self.once.clone(), detaches: false };
+        let mut changes = ChangeSet {
+            writes,
+            reads: self.reads.counted(),
+            keys,
+            filled_keys,
+            staged,
+            once: self.once.clone(),
+            detaches: false,
+        };
         changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
             let columns: Vec<u64> = self.appended.columns.iter().copied().collect();
-            changes.writes.extend(ChangeSet::append(if columns.is_empty() { vec![NO_COLUMN] } else { summary(columns) }).writes);
+            changes
+                .writes
+                .extend(ChangeSet::append(if columns.is_empty() { vec![NO_COLUMN] } else { summary(columns) }).writes);
         }
         let (row_ids, gc_epoch, may_exist) = (known, self.gc_epoch, self.journal.is_some());
         let kind = if self.altered.is_some() { RecordKind::Schema } else { RecordKind::Data };
@@ -298,7 +318,8 @@ impl Transaction {
         if self.writers().map(FragmentsWriter::small_bytes).sum::<u64>() <= Config::inline_bytes() {
             return Ok(());
         }
-        let mut writers = self.changed.written.iter_mut().map(|changed| &mut changed.writer).chain([&mut self.appended.writer]);
+        let mut writers =
+            self.changed.written.iter_mut().map(|changed| &mut changed.writer).chain([&mut self.appended.writer]);
         writers.try_for_each(FragmentsWriter::store_small)
     }
 
@@ -320,7 +341,13 @@ impl Transaction {
 }
 
 /// Check the values of a column and convert them to their stored form.
-pub(super) fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
+pub(super) fn prepare(
+    words: &mut Words,
+    base: &Snapshot,
+    spec: &ColumnSpec,
+    input: Input,
+    validate: Validate,
+) -> Result<Stored> {
     let column = match spec.kind.is_category() {
         true => words.category(base, spec, input.column, input.words)?,
         false => check::stored(&spec.kind, input.column, input.words, validate)?,

@@ -34,7 +34,13 @@ pub struct TransactionReads {
 
 impl TransactionReads {
     pub fn new(isolation: Isolation) -> TransactionReads {
-        TransactionReads { isolation, all: ReadSet::default(), unkept: ReadSet::default(), keys: Vec::new(), unique: None }
+        TransactionReads {
+            isolation,
+            all: ReadSet::default(),
+            unkept: ReadSet::default(),
+            keys: Vec::new(),
+            unique: None,
+        }
     }
 
     /// Return the reads that count.
@@ -105,7 +111,12 @@ impl ReadSet {
 
     /// Return the reads, without those of samples that the transaction appended.
     pub fn existing(&self) -> Vec<RowsRead> {
-        let existing = |rows: &Rows| Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        self.0.iter().map(|(columns, rows)| RowsRead { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
+        let existing = |rows: &Rows| {
+            Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>())
+        };
+        self.0
+            .iter()
+            .map(|(columns, rows)| RowsRead { columns: columns.clone(), rows: rows.as_ref().map(existing) })
+            .collect()
     }
 }

@@ -35,9 +35,14 @@ impl TransactionState {
         }
         match self.phase {
             Phase::Open => Ok(()),
-            Phase::Failed => Err(Error::new("transaction-closed", "cannot use this transaction: an earlier write failed")
-                .hint("begin another transaction; nothing was committed")),
-            Phase::Closed => Err(Error::new("transaction-closed", "cannot use this transaction: it has already been committed or aborted")),
+            Phase::Failed => {
+                Err(Error::new("transaction-closed", "cannot use this transaction: an earlier write failed")
+                    .hint("begin another transaction; nothing was committed"))
+            }
+            Phase::Closed => Err(Error::new(
+                "transaction-closed",
+                "cannot use this transaction: it has already been committed or aborted",
+            )),
         }
     }
 

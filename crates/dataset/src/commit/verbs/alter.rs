@@ -26,7 +26,8 @@ impl Transaction {
         self.state.check_open()?;
         self.check_repeatable("add a column")?;
         let random = self.base.context.new_id()?.0;
-        let mut schema = self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
+        let mut schema =
+            self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
         let spec = schema.columns[schema.columns.len() - 1].clone();
         let (mut features, mut key) = (0, None);
         if let Some(input) = fill {
@@ -40,7 +41,8 @@ impl Transaction {
             key = keys_in(&spec, &stored).pop().flatten();
             let mut writer = FragmentsWriter::new(self.base.context.clone(), vec![spec.clone()]);
             let written = writer.push(vec![Some(stored)], 1).and_then(|()| writer.finish());
-            self.puts.extend(writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
+            self.puts
+                .extend(writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
             written?;
             features = writer.features;
             if let Some(file) = writer.fragments.first().and_then(|fragment| fragment.files.first()) {
@@ -60,7 +62,8 @@ impl Transaction {
         let schema = self.base.schema.without_column(name)?;
         let spec = self.base.column(name)?.clone();
         if !force && self.may_have_values(&spec)? {
-            let text = format!("cannot drop column `{name}`: it has values, which the newest snapshot would no longer have");
+            let text =
+                format!("cannot drop column `{name}`: it has values, which the newest snapshot would no longer have");
             return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
         }
         self.reads.keys.retain(|keys| keys.column.id != spec.id);
@@ -94,7 +97,8 @@ impl Transaction {
         self.state.check_open()?;
         self.check_repeatable("add classes")?;
         let Some(schema) = self.base.schema.with_classes(name, classes)? else { return Ok(()) };
-        let dtype = |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
+        let dtype =
+            |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
         if dtype(&schema) != dtype(&self.base.schema) {
             self.check_not_key(name, "add classes to")?;
             self.write_pending()?;

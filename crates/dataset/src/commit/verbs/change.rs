@@ -24,8 +24,10 @@ impl Transaction {
     fn update_checked(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
         let samples = check_lengths(&inputs).map_err(|error| error.context("cannot update"))?;
         if inputs.is_empty() || samples != row_ids.len() {
-            let text = format!("cannot update: {} row ids for {samples} values in {} columns", row_ids.len(), inputs.len());
-            return Err(Error::new("column-lengths-differ", text).hint("give at least one column, and one value for each row id"));
+            let text =
+                format!("cannot update: {} row ids for {samples} values in {} columns", row_ids.len(), inputs.len());
+            return Err(Error::new("column-lengths-differ", text)
+                .hint("give at least one column, and one value for each row id"));
         }
         self.find_row_ids(row_ids).map_err(|error| error.context("cannot update"))?;
         let columns = self.check(inputs, validate, "update")?;

@@ -30,7 +30,8 @@ impl Transaction {
         let Some(body) = journal.read_frame()? else {
             let mut transaction = Transaction::begin(base.clone(), isolation)?;
             let (dataset, snapshot) = (base.record().dataset, base.id());
-            let began = Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
+            let began =
+                Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
             journal.add(&[&began.encode()])?;
             journal.sync()?;
             transaction.journal = Some(TransactionJournal::new(journal, 0));
@@ -52,16 +53,20 @@ impl Transaction {
             return Transaction::begin_with_journal(&Arc::new(base.refreshed()?), isolation, path);
         }
         let store = base.context.storage.as_ref();
-        let at = if began.snapshot == base.id() { base.clone() } else { Arc::new(base.near(records::named(store, &began.snapshot)?)?) };
+        let at = if began.snapshot == base.id() {
+            base.clone()
+        } else {
+            Arc::new(base.near(records::named(store, &began.snapshot)?)?)
+        };
         let mut transaction = Transaction::begin(at, isolation)?;
         transaction.uuid = began.uuid;
         let mut restored = 0;
         while let Some(body) = journal.read_frame()? {
             let frame = Frame::parse(body)?;
             restored += u64::from(frame.verb != Verb::Commit);
-            transaction
-                .repeat(frame)
-                .map_err(|error| error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display())))?;
+            transaction.repeat(frame).map_err(|error| {
+                error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display()))
+            })?;
         }
         transaction.journal = Some(TransactionJournal::new(journal, restored));
         Ok(transaction)
@@ -96,13 +101,18 @@ impl Transaction {
         if let Some(kept) = &mut self.journal {
             read_sources(&self.base, &mut inputs)?;
             let reads = self.reads.unkept.all();
-            let given: Vec<JournaledColumn> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
+            let given: Vec<JournaledColumn> =
+                inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
             match last_of_each(call, &inputs) {
                 None => kept.add(call, &given, &reads)?,
                 Some((row_ids, columns)) => {
                     let given: Vec<JournaledColumn> =
                         given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
-                    kept.add(&JournalCall { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
+                    kept.add(
+                        &JournalCall { verb: Verb::Update, row_ids: &row_ids, decode: call.decode },
+                        &given,
+                        &reads,
+                    )?;
                 }
             }
         }

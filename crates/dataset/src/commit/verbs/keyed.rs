@@ -18,7 +18,11 @@ impl Transaction {
     /// Returns the rows of the input whose keys no sample has; their values are not looked at. What was found and what was not are reads.
     /// Cost: reads the whole key column.
     pub fn update_on(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<u64>> {
-        let call = JournalCall { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall {
+            verb: Verb::UpdateOn { key: key.to_owned() },
+            row_ids: &[],
+            decode: validate == Validate::Decode,
+        };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_on_checked(key, inputs, validate))
     }
 
@@ -28,8 +32,11 @@ impl Transaction {
         let base = self.base.clone();
         let spec = base.column(key)?;
         if given.is_empty() || others.is_empty() {
-            let what =
-                if given.is_empty() { format!("the key column `{key}` is not given") } else { "no column besides the key is given".into() };
+            let what = if given.is_empty() {
+                format!("the key column `{key}` is not given")
+            } else {
+                "no column besides the key is given".into()
+            };
             return Err(Error::new("invalid-argument", format!("cannot update: {what}"))
                 .hint("give the keys, and the new values of at least one column"));
         }
@@ -63,14 +70,21 @@ impl Transaction {
     }
 
     /// Return the sample that has each of these keys, or None. If two samples have one of them, that was read: the caller may catch the error.
-    pub(super) fn find_keys<'a>(&mut self, spec: &ColumnSpec, keys: &'a [Vec<u8>], verb: &str) -> Result<HashMap<&'a [u8], Option<u64>>> {
+    pub(super) fn find_keys<'a>(
+        &mut self,
+        spec: &ColumnSpec,
+        keys: &'a [Vec<u8>],
+        verb: &str,
+    ) -> Result<HashMap<&'a [u8], Option<u64>>> {
         let (snapshot, own) = self.view()?;
         let mut found: HashMap<&[u8], Option<u64>> = keys.iter().map(|key| (&key[..], None)).collect();
         let mut twice = None;
         each_key(&snapshot, &own, spec, (0..snapshot.len()).collect(), |row_id, key| {
             let Some((key, known)) = key.and_then(|key| Some((key, found.get_mut(key)?))) else { return };
             match known {
-                Some(other) => drop(twice.get_or_insert_with(|| ([*other, row_id], not_unique(spec, key, *other, row_id)))),
+                Some(other) => {
+                    twice.get_or_insert_with(|| ([*other, row_id], not_unique(spec, key, *other, row_id)));
+                }
                 None => *known = Some(row_id),
             }
         })?;

@@ -53,14 +53,21 @@ impl Transaction {
         self.close_fragment()?;
         // A stage is known by its data files, and a fragment of nulls has none.
         if self.appended.writer.fragments.iter().any(|fragment| fragment.files.is_empty()) {
-            let text = "cannot stage: a run of samples has only nulls in tiled columns of fixed shape, and no other columns";
-            return Err(Error::new("invalid-argument", text).hint("append these samples instead, or give them a value in another column"));
+            let text =
+                "cannot stage: a run of samples has only nulls in tiled columns of fixed shape, and no other columns";
+            return Err(Error::new("invalid-argument", text)
+                .hint("append these samples instead, or give them a value in another column"));
         }
         self.appended.writer.store_small()?;
         self.sync()?;
         self.state.close();
         let (dataset, features) = (self.base.record().dataset, self.appended.writer.features);
-        Ok(Stage { dataset, gc_epoch: self.gc_epoch, features, fragments: std::mem::take(&mut self.appended.writer.fragments) })
+        Ok(Stage {
+            dataset,
+            gc_epoch: self.gc_epoch,
+            features,
+            fragments: std::mem::take(&mut self.appended.writer.fragments),
+        })
     }
 
     /// Add the samples of stages, and return their row ids for each stage. They are final for a stage that was committed already, and provisional
@@ -73,13 +80,17 @@ impl Transaction {
         }
         self.close_fragment()?;
         let (seen, _) = self.view()?;
-        let first_files =
-            stages.iter().flat_map(|stage| &stage.fragments).filter_map(|fragment| Some(fragment.files.first()?.id)).collect();
+        let first_files = stages
+            .iter()
+            .flat_map(|stage| &stage.fragments)
+            .filter_map(|fragment| Some(fragment.files.first()?.id))
+            .collect();
         let mut known = live_copies(&seen, &first_files)?;
         let mut new: Vec<&Fragment> = Vec::new();
         let mut added: HashSet<Id> = HashSet::new();
         for stage in stages {
-            let is_known = |fragment: &&Fragment| fragment.files.first().is_some_and(|file| known.contains_key(&file.id));
+            let is_known =
+                |fragment: &&Fragment| fragment.files.first().is_some_and(|file| known.contains_key(&file.id));
             match stage.fragments.iter().filter(is_known).count() {
                 0 => {
                     let own = stage.fragments.iter();
@@ -87,22 +98,28 @@ impl Transaction {
                 }
                 all if all == stage.fragments.len() => {}
                 some => {
-                    let text = format!("cannot add a stage: the snapshot has {some} of its {} fragments", stage.fragments.len());
-                    return Err(
-                        Error::new("invalid-argument", text).hint("a merge or a copied commit took a part of it; stage the samples again")
+                    let text = format!(
+                        "cannot add a stage: the snapshot has {some} of its {} fragments",
+                        stage.fragments.len()
                     );
+                    return Err(Error::new("invalid-argument", text)
+                        .hint("a merge or a copied commit took a part of it; stage the samples again"));
                 }
             }
         }
         let files = self.staged_files(&new)?;
         self.learn_words(&files)?;
-        for (stage, fragment) in stages.iter().flat_map(|stage| stage.fragments.iter().map(move |fragment| (stage, fragment))) {
+        for (stage, fragment) in
+            stages.iter().flat_map(|stage| stage.fragments.iter().map(move |fragment| (stage, fragment)))
+        {
             let Some(id) = fragment.files.first().map(|file| file.id).filter(|id| added.remove(id)) else { continue };
             known.insert(id, vec![self.appended.writer.link(fragment.clone(), stage.features)]);
             self.gc_epoch = self.gc_epoch.min(stage.gc_epoch);
             self.appended.columns.extend(fragment.files.iter().flat_map(|file| &file.columns));
         }
-        let runs = |fragment: &Fragment| fragment.files.first().and_then(|file| known.get(&file.id)).cloned().unwrap_or_default();
+        let runs = |fragment: &Fragment| {
+            fragment.files.first().and_then(|file| known.get(&file.id)).cloned().unwrap_or_default()
+        };
         Ok(stages.iter().map(|stage| stage.fragments.iter().flat_map(runs).collect()).collect())
     }
 
@@ -110,14 +127,19 @@ impl Transaction {
     fn check_stage(&self, stage: &Stage) -> Result<()> {
         let place = self.base.context.storage.uri();
         if stage.dataset != self.base.record().dataset {
-            return Err(Error::new("invalid-argument", format!("cannot add a stage to `{place}`: it is a stage of another dataset"))
-                .hint("make the stage with ds.stage of this dataset"));
+            return Err(Error::new(
+                "invalid-argument",
+                format!("cannot add a stage to `{place}`: it is a stage of another dataset"),
+            )
+            .hint("make the stage with ds.stage of this dataset"));
         }
         let mut columns = stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns);
         match columns.find(|column| !self.base.schema.has_column(**column)) {
             None => Ok(()),
             Some(column) => {
-                let text = format!("cannot add a stage to `{place}`: it has the column with id {column}, which this snapshot lacks");
+                let text = format!(
+                    "cannot add a stage to `{place}`: it has the column with id {column}, which this snapshot lacks"
+                );
                 Err(Error::new("invalid-argument", text)
                     .hint("the column was dropped, or added on another branch; stage the samples again"))
             }

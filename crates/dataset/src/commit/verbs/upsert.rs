@@ -20,7 +20,11 @@ impl Transaction {
     /// Returns the row ids, which are provisional for new samples. The commit fails if another commit adds one of the keys in the
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
-        let call = JournalCall { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall {
+            verb: Verb::Upsert { key: key.to_owned() },
+            row_ids: &[],
+            decode: validate == Validate::Decode,
+        };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
 
@@ -44,7 +48,8 @@ impl Transaction {
         let others = columns.iter().enumerate().filter(|(at, column)| *at != index && column.is_some());
         if !known.is_empty() && others.count() > 0 {
             let updated = columns.iter().enumerate();
-            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| stored.column.take(&known)));
+            let updated = updated
+                .map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| stored.column.take(&known)));
             self.update_stored(known.iter().map(|row| row_ids[*row]).collect(), updated.collect())?;
         }
         for (key, row_id) in keys.into_iter().zip(&row_ids) {
@@ -80,20 +85,22 @@ impl Transaction {
         let Some(spec) = &self.reads.unique else { return Ok(Vec::new()) };
         let index = self.base.schema.columns.iter().position(|column| column.id == spec.id);
         let given = index.and_then(|index| columns.get(index)?.as_ref()).ok_or_else(|| {
-            Error::new("invalid-argument", format!("cannot append: the key column `{}` is not given", spec.name)).column(&spec.name)
+            Error::new("invalid-argument", format!("cannot append: the key column `{}` is not given", spec.name))
+                .column(&spec.name)
         })?;
         let keys = given_keys(spec, given, "append to")?;
         let known = self.reads.known_keys(spec.id);
         let mut new = HashSet::with_capacity(keys.len());
         match keys.iter().position(|key| known.is_some_and(|known| known.has(key)) || !new.insert(key)) {
             None => Ok(keys),
-            Some(row) => {
-                Err(Error::new("key-not-unique", format!("{} is the key of an earlier sample as well", text_of(spec, &keys[row])))
-                    .at_row(row as u64)
-                    .column(&spec.name)
-                    .hint("remove one of the two, leave out the later one (--on-error skip), or keep both (--mode append)")
-                    .context(format!("cannot append to column `{}`", spec.name)))
-            }
+            Some(row) => Err(Error::new(
+                "key-not-unique",
+                format!("{} is the key of an earlier sample as well", text_of(spec, &keys[row])),
+            )
+            .at_row(row as u64)
+            .column(&spec.name)
+            .hint("remove one of the two, leave out the later one (--on-error skip), or keep both (--mode append)")
+            .context(format!("cannot append to column `{}`", spec.name))),
         }
     }
 

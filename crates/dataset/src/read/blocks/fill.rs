@@ -64,7 +64,8 @@ pub fn missing_of_tiles(
     let mut seen = HashSet::new();
     let mut missing: Vec<Wanted> = wanted.filter(|wanted| seen.insert(wanted.key) && !found(wanted.key)).collect();
     if cache == BlockCaching::Keep {
-        let rest: Vec<Wanted> = rest_of_tiles(&missing, is_kept).into_iter().filter(|unit| seen.insert(unit.key)).collect();
+        let rest: Vec<Wanted> =
+            rest_of_tiles(&missing, is_kept).into_iter().filter(|unit| seen.insert(unit.key)).collect();
         missing.extend(rest);
     }
     missing
@@ -77,7 +78,8 @@ impl Fetched {
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
         // The network may have damaged some bytes, so blocks that fail verification are requested again, but only once.
-        let again: Vec<Wanted> = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
+        let again: Vec<Wanted> =
+            wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
         again.iter().for_each(|block| context.reads().distrust(&data_name(block.key.0), block.offset, block.bytes));
         self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
@@ -92,7 +94,12 @@ impl Fetched {
     }
 
     /// Fetch, verify and decode blocks. Returns the keys of blocks that fail verification or decoding.
-    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cache: BlockCaching) -> Result<HashSet<BlockKey>> {
+    fn fill_once(
+        &mut self,
+        context: &Context,
+        wanted: &Arc<Vec<Wanted>>,
+        cache: BlockCaching,
+    ) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
@@ -105,7 +112,9 @@ impl Fetched {
             }
         }
         for (range, segments) in ranges.iter_mut().zip(segments.iter()) {
-            let slot = |(piece, block): (&Piece, &usize)| self.slots.get_mut(&wanted[*block].key).map(|slot| slot.split_to(piece.bytes));
+            let slot = |(piece, block): (&Piece, &usize)| {
+                self.slots.get_mut(&wanted[*block].key).map(|slot| slot.split_to(piece.bytes))
+            };
             range.slots = range.pieces.iter().zip(segments).map(slot).collect();
         }
         self.slots.clear();
@@ -116,24 +125,30 @@ impl Fetched {
             move |range: usize, piece: usize, bytes: &Bytes| {
                 let index: usize = segments[range][piece];
                 let block = &wanted[index];
-                let good =
-                    bytes.len() as u64 == block.bytes && block.file.verify_stored(block.chunk, block.block, block.unit, bytes).is_ok();
+                let good = bytes.len() as u64 == block.bytes
+                    && block.file.verify_stored(block.chunk, block.block, block.unit, bytes).is_ok();
                 verified[index].store(if good { bytes.as_ptr() as usize } else { 0 }, Relaxed);
             }
         };
         let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
-        for (answer, segments) in context.reads().fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter()) {
+        for (answer, segments) in context.reads().fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter())
+        {
             for (piece, block) in answer?.into_iter().zip(segments) {
                 parts[*block].push(piece);
             }
         }
         let memory = &self.memory;
-        let work = |block: &Wanted| if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 };
+        let work = |block: &Wanted| {
+            if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 }
+        };
         let decoded = parallel::map(wanted.len(), wanted.iter().map(work).sum(), |index| {
             let stored = match &parts[index][..] {
                 [] => Bytes::new(),
                 [whole] => whole.clone(),
-                several => match memory.as_ref().and_then(|memory| Frozen::joined(memory, several.iter().map(|piece| &piece[..]))) {
+                several => match memory
+                    .as_ref()
+                    .and_then(|memory| Frozen::joined(memory, several.iter().map(|piece| &piece[..])))
+                {
                     Some(joined) => Bytes::from_owner(joined),
                     None => several.concat().into(),
                 },

@@ -29,7 +29,12 @@ impl BlockAt {
 
     /// Return the data file and the block's place in it. Blocks with the same place are the same.
     pub fn place(&self) -> (Id, u64, u32, u32) {
-        (self.file.id, self.file.tail.chunks[self.chunk as usize].offset.get(self.block as usize), self.chunk, self.block)
+        (
+            self.file.id,
+            self.file.tail.chunks[self.chunk as usize].offset.get(self.block as usize),
+            self.chunk,
+            self.block,
+        )
     }
 
     /// Return the size of the decoded block in bytes.

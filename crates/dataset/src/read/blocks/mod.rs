@@ -105,8 +105,8 @@ pub struct Fetched {
 }
 
 fn separate_memory(bytes: usize) -> Result<Slot> {
-    let memory =
-        Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
+    let memory = Recycled::mapped(bytes)
+        .map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
     Ok(memory.slot())
 }
 
@@ -124,7 +124,10 @@ impl Fetched {
     pub fn get(&self, key: BlockKey) -> Result<Bytes> {
         match self.blocks.get(&key) {
             Some(block) => block.clone(),
-            None => Err(Error::new("internal", format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)))),
+            None => Err(Error::new(
+                "internal",
+                format!("block {} of data file `{}` was not fetched", key.2, data_name(key.0)),
+            )),
         }
     }
 
@@ -152,7 +155,10 @@ impl Fetched {
     /// fails.
     pub fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
-        let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
+        let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot)
+        else {
+            return;
+        };
         self.memory = Some(rest.owner());
         samples.sort_by_key(|sample| sample.column());
         let (mut column, mut used) = (0, 0usize);

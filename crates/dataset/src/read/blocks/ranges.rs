@@ -17,7 +17,8 @@ const FEW: u64 = 8;
 /// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
 /// each range's pieces, and the ranges.
 pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Read, gaps: Gaps) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
-    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.features().request_cost, gaps), storage.features().range_bytes);
+    let (gap_bytes, range_bytes) =
+        (widest_gap(wanted, storage.features().request_cost, gaps), storage.features().range_bytes);
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(Id, u64)> = None;
@@ -37,7 +38,12 @@ pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Read, gaps: Gaps) -> (Arc<Ve
                     segments.push(index);
                 }
                 _ => {
-                    ranges.push(RangeRequest::plain(&data_name(block.key.0), offset, bytes, Some(block.file.file_bytes)));
+                    ranges.push(RangeRequest::plain(
+                        &data_name(block.key.0),
+                        offset,
+                        bytes,
+                        Some(block.file.file_bytes),
+                    ));
                     segments.push(vec![index]);
                 }
             }

@@ -9,7 +9,12 @@ use crate::store::blocks::{Duty, get_or_duty};
 /// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is
 /// set, every block is shared. Otherwise, only partially needed blocks are shared. Returns the blocks to read here and the blocks
 /// that other threads are reading.
-pub fn share_out(wanted: Vec<Wanted>, all: bool, duties: &mut Vec<(Wanted, Duty)>, fetched: &mut Fetched) -> (Vec<Wanted>, Vec<Wanted>) {
+pub fn share_out(
+    wanted: Vec<Wanted>,
+    all: bool,
+    duties: &mut Vec<(Wanted, Duty)>,
+    fetched: &mut Fetched,
+) -> (Vec<Wanted>, Vec<Wanted>) {
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for block in wanted {
         if !all && !block.partial {
@@ -37,7 +42,9 @@ pub fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
     let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());
     for (index, block) in wanted.iter().enumerate() {
         let entry = &block.file.tail.chunks[block.chunk];
-        let in_stretch = |other: usize| entry.offset.get(other) / stretch == block.offset / stretch && entry.stored_bytes.get(other) > 0;
+        let in_stretch = |other: usize| {
+            entry.offset.get(other) / stretch == block.offset / stretch && entry.stored_bytes.get(other) > 0
+        };
         let same = |other: &&Wanted| other.key.0 == block.key.0 && other.chunk == block.chunk;
         let first = all.last().filter(same).map_or(0, |last| last.block + 1);
         let end = wanted.get(index + 1).filter(same).map_or(entry.blocks(), |next| next.block);

@@ -24,7 +24,8 @@ pub struct UnitRun {
 impl UnitRun {
     /// Return the offsets at which the run begins and ends in the file.
     pub fn bounds(&self) -> (u64, u64) {
-        let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
+        let bound =
+            |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
         (bound(self.units.first()).0, bound(self.units.last()).1)
     }
 

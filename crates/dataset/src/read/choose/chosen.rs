@@ -10,10 +10,17 @@ use crate::selection::{Selection, Split, Stride};
 use crate::snapshot::Snapshot;
 
 /// Divide a selection into `parts` masks. `part_of` gets the index of a sample and its row id.
-fn masks(snapshot: &Snapshot, selection: &Selection, parts: usize, part_of: impl Fn(u64, i64) -> usize + Sync) -> Result<Vec<Selection>> {
+fn masks(
+    snapshot: &Snapshot,
+    selection: &Selection,
+    parts: usize,
+    part_of: impl Fn(u64, i64) -> usize + Sync,
+) -> Result<Vec<Selection>> {
     let chunks = each_chunk(snapshot, selection, |first, ids| {
         let mut words = vec![vec![0u64; ids.len().div_ceil(64)]; parts];
-        (0..).zip(ids).for_each(|(place, id)| words[part_of(first + place, id)][(place / 64) as usize] |= 1 << (place % 64));
+        (0..)
+            .zip(ids)
+            .for_each(|(place, id)| words[part_of(first + place, id)][(place / 64) as usize] |= 1 << (place % 64));
         words
     })?;
     Ok(joined(chunks.iter(), parts).into_iter().map(|words| mask_of(selection, words)).collect())
@@ -87,7 +94,13 @@ type Undecided = (usize, u64, u64);
 /// The samples of a class have places from 0 to 1 in that order. Each class begins at a random part of a sample, so that parts of small classes
 /// are as large on average as their fractions. Cost: the codes, and reads all row ids; holds a bit for each sample and part, and 24 bytes for each
 /// sample near a bound: about 16 √n of a class of n. A sample that a selection has several times is in one part.
-pub fn by_class(snapshot: &Snapshot, selection: &Selection, classes: &Classes<'_>, seed: u64, bounds: &[f64]) -> Result<Vec<Selection>> {
+pub fn by_class(
+    snapshot: &Snapshot,
+    selection: &Selection,
+    classes: &Classes<'_>,
+    seed: u64,
+    bounds: &[f64],
+) -> Result<Vec<Selection>> {
     let mut counts = vec![0u64; classes.numbers.len()];
     classes
         .codes
@@ -100,7 +113,9 @@ pub fn by_class(snapshot: &Snapshot, selection: &Selection, classes: &Classes<'_
     let ranks: Vec<u64> = counts
         .iter()
         .zip(turns)
-        .flat_map(|(count, turn)| bounds.iter().map(move |bound| below(*count, |rank| (rank as f64 + turn) / (*count as f64) < *bound)))
+        .flat_map(|(count, turn)| {
+            bounds.iter().map(move |bound| below(*count, |rank| (rank as f64 + turn) / (*count as f64) < *bound))
+        })
         .collect();
     let divided = Divided { classes, seed, ranks: &ranks, bounds: bounds.len() };
     for deviations in [DEVIATIONS, f64::INFINITY] {
@@ -118,7 +133,11 @@ fn windows(counts: &[u64], ranks: &[u64], bounds: usize, deviations: f64) -> Vec
         let share = *rank as f64 / count;
         let far = deviations * ((share * (1.0 - share)).sqrt() / count.sqrt() + 1.0 / count);
         let at = |share: f64| (share.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
-        if far.is_finite() { Window { begin: at(share - far), end: at(share + far) } } else { Window { begin: 0, end: u64::MAX } }
+        if far.is_finite() {
+            Window { begin: at(share - far), end: at(share + far) }
+        } else {
+            Window { begin: 0, end: u64::MAX }
+        }
     };
     let mut windows: Vec<Window> = ranks.iter().enumerate().map(window).collect();
     for own in windows.chunks_mut(bounds.max(1)) {
@@ -176,13 +195,17 @@ impl Divided<'_> {
                 let end = self.ranks[class * self.bounds + bound].checked_sub(before).map(|end| end as usize);
                 let Some(end) = end.filter(|end| (exact..=own.len()).contains(end)) else { return Ok(None) };
                 // All that were decided are on the right side only if the bound is in its window.
-                if own[..end].last().is_some_and(|last| last.1 >= window.end) || own.get(end).is_some_and(|next| next.1 < window.begin) {
+                if own[..end].last().is_some_and(|last| last.1 >= window.end)
+                    || own.get(end).is_some_and(|next| next.1 < window.begin)
+                {
                     return Ok(None);
                 }
                 exact = end;
                 let again = own[end..].iter().take_while(|next| end > 0 && next.1 == own[end - 1].1).count();
                 let end = done.max(end + again);
-                own[done..end].iter().for_each(|(_, _, index)| words[bound][(index / 64) as usize] |= 1 << (index % 64));
+                own[done..end]
+                    .iter()
+                    .for_each(|(_, _, index)| words[bound][(index / 64) as usize] |= 1 << (index % 64));
                 done = end;
             }
             own[done..].iter().for_each(|(_, _, index)| words[self.bounds][(index / 64) as usize] |= 1 << (index % 64));

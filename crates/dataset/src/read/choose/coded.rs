@@ -17,7 +17,11 @@ pub const CHUNK: u64 = 1 << 14;
 const LOOKED_UP_BYTES: u64 = 40;
 
 /// Call `visit` for each chunk of a selection, with the index of its first sample and the row ids, and return the results in order.
-pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
+pub fn each_chunk<T: Send>(
+    snapshot: &Snapshot,
+    selection: &Selection,
+    visit: impl Fn(u64, Vec<i64>) -> T + Sync,
+) -> Result<Vec<T>> {
     each_part(selection, |first| {
         let ids = match selection.is_all() {
             true => snapshot.row_ids_in(first..selection.len().min(first + CHUNK))?,
@@ -30,7 +34,9 @@ pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: im
 /// Call `visit` with the index of the first sample of each chunk of a selection, and return the results in order.
 fn each_part<T: Send>(selection: &Selection, visit: impl Fn(u64) -> Result<T> + Sync) -> Result<Vec<T>> {
     let of_chunk = |number: usize| visit(number as u64 * CHUNK);
-    parallel::map(selection.len().div_ceil(CHUNK) as usize, (selection.len() * LOOKED_UP_BYTES) as usize, of_chunk)?.into_iter().collect()
+    parallel::map(selection.len().div_ceil(CHUNK) as usize, (selection.len() * LOOKED_UP_BYTES) as usize, of_chunk)?
+        .into_iter()
+        .collect()
 }
 
 /// Return the positions in the snapshot of up to `count` samples.
@@ -133,7 +139,10 @@ impl Numbered {
         let mut found: Vec<(u64, u64)> = (0..).zip(small).filter(|(_, count)| *count > 0).chain(others).collect();
         found.sort_unstable();
         if u32::try_from(found.len()).is_err() {
-            return Err(Error::new("out-of-memory", format!("a column with {} different values cannot be split by value", found.len())));
+            return Err(Error::new(
+                "out-of-memory",
+                format!("a column with {} different values cannot be split by value", found.len()),
+            ));
         }
         let mut numbered = Numbered {
             selection: selection.clone(),
@@ -165,7 +174,11 @@ impl Coder for &Numbered {
         let (values, nulls) = (self.read)(positions(&self.selection, first, count as u64))?;
         Ok(match nulls {
             None => values.into_iter().map(|value| self.code(value)).collect(),
-            Some(nulls) => values.into_iter().zip(nulls).map(|(value, is_null)| if is_null { 0 } else { self.code(value) }).collect(),
+            Some(nulls) => values
+                .into_iter()
+                .zip(nulls)
+                .map(|(value, is_null)| if is_null { 0 } else { self.code(value) })
+                .collect(),
         })
     }
 
@@ -229,7 +242,12 @@ impl Pairs {
 
     fn all(self) -> Vec<(u32, u32, u64)> {
         let pair = |at: usize| ((at / self.classes) as u32, (at % self.classes) as u32);
-        let few = self.few.iter().enumerate().filter(|(_, count)| **count > 0).map(|(at, count)| (pair(at).0, pair(at).1, *count));
+        let few = self
+            .few
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(at, count)| (pair(at).0, pair(at).1, *count));
         few.chain(self.many.into_iter().map(|((group, class), count)| (group, class, count))).collect()
     }
 }
@@ -246,12 +264,15 @@ pub fn tally(
 ) -> Result<Tally> {
     let width = classes.map_or(1, |(_, _, count)| count);
     let few = if classes.is_some() && count * width <= PAIRS { vec![0; count * width] } else { Vec::new() };
-    let all = Mutex::new((vec![0; count], vec![i64::MAX; count], Pairs { classes: width, few, many: FxHashMap::default() }));
+    let all =
+        Mutex::new((vec![0; count], vec![i64::MAX; count], Pairs { classes: width, few, many: FxHashMap::default() }));
     let chunks = each_chunk(snapshot, selection, |begins, ids| {
         let codes = codes.codes(begins, ids.len())?;
         let kinds = match classes {
             None => Vec::new(),
-            Some((coder, class_of, _)) => coder.codes(begins, ids.len())?.into_iter().map(|code| class_of[code as usize]).collect(),
+            Some((coder, class_of, _)) => {
+                coder.codes(begins, ids.len())?.into_iter().map(|code| class_of[code as usize]).collect()
+            }
         };
         let (mut nulls, mut all) = (Vec::<Null>::new(), all.lock().unwrap_or_else(PoisonError::into_inner));
         let (sizes, first, pairs) = &mut *all;

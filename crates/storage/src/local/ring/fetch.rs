@@ -56,7 +56,8 @@ struct Part {
 /// Read file ranges. `Unsupported` means that the file system refuses O_DIRECT, so the caller must read that range another way.
 pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>> {
     let mut files = HashMap::new();
-    let mut buffers: Vec<io::Result<RangeBuffer>> = ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
+    let mut buffers: Vec<io::Result<RangeBuffer>> =
+        ranges.iter().map(|(path, range)| begin(&mut files, path, range)).collect();
     let mut waiting = Vec::new();
     for (range, buffer) in buffers.iter().enumerate() {
         let Ok(buffer) = buffer else { continue };
@@ -82,7 +83,11 @@ pub fn fetch(ranges: &[(PathBuf, &RangeRequest)]) -> Vec<io::Result<Vec<Bytes>>>
 }
 
 /// Open a range's file and allocate its buffer.
-fn begin<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<RangeBuffer> {
+fn begin<'a>(
+    files: &mut HashMap<&'a Path, (Arc<File>, u64)>,
+    path: &'a Path,
+    range: &RangeRequest,
+) -> io::Result<RangeBuffer> {
     let file = open(files, path, range)?;
     let (begin, needed, length) = aligned(range);
     Ok(RangeBuffer { file, buffer: Buffer::returned(length as usize)?, begin, needed, length, failed: None })
@@ -100,7 +105,9 @@ impl Reader for Buffers<'_> {
         assert!(part.at + part.bytes <= buffer.length, "a request must stay inside its buffer");
         // SAFETY: the assertion above keeps the address inside the buffer.
         let target = unsafe { buffer.buffer.memory().add(part.at as usize) };
-        opcode::Read::new(types::Fd(buffer.file.as_raw_fd()), target, part.bytes as u32).offset(buffer.begin + part.at).build()
+        opcode::Read::new(types::Fd(buffer.file.as_raw_fd()), target, part.bytes as u32)
+            .offset(buffer.begin + part.at)
+            .build()
     }
 
     fn complete(&mut self, part: Part, _slot: usize, result: i32) -> Option<Part> {

@@ -105,7 +105,11 @@ impl<T> Flight<'_, T> {
                 self.slots[slot] = Some(part);
             }
             if self.idle.len() == self.slots.len() {
-                return if waiting.is_empty() { Ok(()) } else { Err(io::Error::other("the ring does not accept requests")) };
+                return if waiting.is_empty() {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("the ring does not accept requests"))
+                };
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
@@ -148,7 +152,11 @@ fn aligned(range: &RangeRequest) -> (u64, u64, u64) {
 }
 
 /// Open a file and get its length, unless an earlier range has done so. Check that the file contains this range.
-fn open<'a>(files: &mut HashMap<&'a Path, (Arc<File>, u64)>, path: &'a Path, range: &RangeRequest) -> io::Result<Arc<File>> {
+fn open<'a>(
+    files: &mut HashMap<&'a Path, (Arc<File>, u64)>,
+    path: &'a Path,
+    range: &RangeRequest,
+) -> io::Result<Arc<File>> {
     let (file, found) = match files.get(path) {
         Some(file) => file.clone(),
         None => {
@@ -192,7 +200,9 @@ fn outcome(result: i32, at: u64, bytes: u64, needed: u64) -> Outcome {
         return Outcome::Whole;
     }
     match got == 0 || !got.is_multiple_of(ALIGN) {
-        true => Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was being read")),
+        true => {
+            Outcome::Failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was being read"))
+        }
         false => Outcome::Short(got),
     }
 }

@@ -97,8 +97,9 @@ fn fits(range: &RangeRequest, target: Option<u64>) -> io::Result<()> {
 
 /// Return the address of the target if the device can write into it directly.
 fn in_place(range: &RangeRequest, target: &mut [u8]) -> Option<*mut u8> {
-    let aligned =
-        range.begin.is_multiple_of(ALIGN) && (target.len() as u64).is_multiple_of(ALIGN) && (target.as_ptr() as u64).is_multiple_of(ALIGN);
+    let aligned = range.begin.is_multiple_of(ALIGN)
+        && (target.len() as u64).is_multiple_of(ALIGN)
+        && (target.as_ptr() as u64).is_multiple_of(ALIGN);
     aligned.then_some(target.as_mut_ptr())
 }
 

@@ -51,7 +51,12 @@ fn a_stream_shows_each_range_once() -> io::Result<()> {
     let ranges: Vec<RangeRequest> = (0..100u64)
         .map(|index| {
             let begin = index * 90_000 + index % 7 * 1000;
-            RangeRequest::plain("x", begin, STREAM_BYTES.min(body.len() as u64 - begin).min(index * index * 50 + 1), None)
+            RangeRequest::plain(
+                "x",
+                begin,
+                STREAM_BYTES.min(body.len() as u64 - begin).min(index * index * 50 + 1),
+                None,
+            )
         })
         .collect();
     for _ in 0..3 {
@@ -67,7 +72,8 @@ fn a_stream_shows_each_range_once() -> io::Result<()> {
         assert!(answers.iter().all(Result::is_ok) && seen.iter().all(|count| *count == 1), "{answers:?} {seen:?}");
     }
     let beyond = RangeRequest::plain("x", 9_000_000, 2, None);
-    let answers = stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
+    let answers =
+        stream(&[(path.clone(), &beyond), (path.clone(), &ranges[5])], None, &mut |index, _| assert_eq!(index, 1));
     assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) && answers[1].is_ok());
     // Aligned ranges are read in place; all others go through the pool.
     let memory = Buffer::new(1 << 20)?;
@@ -75,7 +81,8 @@ fn a_stream_shows_each_range_once() -> io::Result<()> {
     let memory = unsafe { std::slice::from_raw_parts_mut(memory.memory(), 1 << 20) };
     memory.fill(0);
     let places = [(0u64, 65_536usize), (65_536, 196_608), (262_145, 4096), (1 << 20, 131_072), (2_000_000, 131_072)];
-    let ranges: Vec<RangeRequest> = places.iter().map(|(begin, bytes)| RangeRequest::plain("x", *begin, *bytes as u64, None)).collect();
+    let ranges: Vec<RangeRequest> =
+        places.iter().map(|(begin, bytes)| RangeRequest::plain("x", *begin, *bytes as u64, None)).collect();
     let (mut targets, mut rest): (Vec<&mut [u8]>, _) = (Vec::new(), memory);
     for (_, bytes) in places {
         let (target, later) = rest.split_at_mut(bytes);
@@ -87,7 +94,8 @@ fn a_stream_shows_each_range_once() -> io::Result<()> {
     let answers = stream(&requests, Some(&mut targets), &mut |index, bytes| assert_eq!(bytes, whole(index)));
     assert!(answers.iter().all(Result::is_ok) && (0..5).all(|index| *targets[index] == *whole(index)));
     // A panicking stream waits for its in-flight requests, and the next stream still works.
-    let broken = std::panic::AssertUnwindSafe(|| stream(&requests, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
+    let broken =
+        std::panic::AssertUnwindSafe(|| stream(&requests, None, &mut |_, _| std::panic::resume_unwind(Box::new(()))));
     assert!(std::panic::catch_unwind(broken).is_err());
     assert!(stream(&requests, None, &mut |index, bytes| assert_eq!(bytes, whole(index))).iter().all(Result::is_ok));
     Ok(())
@@ -109,7 +117,10 @@ fn a_short_read_is_not_taken_for_all() {
     assert_eq!(described(464, 4_096, 8_192, 4_560), "whole", "the rest after a short read");
     assert_eq!(described(0, 0, 65_536, 65_000), "UnexpectedEof");
     assert_eq!(described(64_999, 0, 65_536, 65_000), "UnexpectedEof");
-    assert_eq!((described(-libc::EINTR, 0, 4_096, 1), described(-libc::EAGAIN, 0, 4_096, 1)), ("short 0".into(), "short 0".into()));
+    assert_eq!(
+        (described(-libc::EINTR, 0, 4_096, 1), described(-libc::EAGAIN, 0, 4_096, 1)),
+        ("short 0".into(), "short 0".into())
+    );
     assert_eq!(described(-libc::EIO, 0, 4_096, 1), format!("{:?}", io::Error::from_raw_os_error(libc::EIO).kind()));
 }
 
@@ -128,7 +139,10 @@ fn a_range_that_does_not_fit_is_refused_before_the_device_writes() -> io::Result
     }
     let mut target = vec![0; 4096];
     let answers = stream(&[(path, &good)], Some(&mut [&mut target]), &mut |_, _| {});
-    assert!(answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) && target.iter().all(|byte| *byte == 0));
+    assert!(
+        answers[0].as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput)
+            && target.iter().all(|byte| *byte == 0)
+    );
     Ok(())
 }
 

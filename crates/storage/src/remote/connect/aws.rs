@@ -12,8 +12,15 @@ use crate::options::Options;
 
 pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data, pass storage_options={\"anonymous\": True}";
 
-pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
-    let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(hint);
+pub fn builder(
+    place: &StorePlace,
+    options: &Options,
+    client: ClientOptions,
+    connector: Connector,
+) -> Result<AmazonS3Builder> {
+    let missing = |why: &str, hint: &str| {
+        Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(hint)
+    };
     options.others().try_for_each(|(name, _)| Err(own_option(place, name, "S3")))?;
     // Both keys and the token come from a single source. Sources are tried in this order: the options, a profile named in the
     // options, the environment, and the profile named in the environment (or `default`).
@@ -21,14 +28,17 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
     let from_profile = !from_options && options.given("profile").is_some();
     let from_environment = !from_options && !from_profile && options.get("access_key_id").is_some();
     let profile = match Profile::load(options) {
-        Err(error) if from_profile || !(from_options || from_environment || options.flag("anonymous")?) => return Err(error),
+        Err(error) if from_profile || !(from_options || from_environment || options.flag("anonymous")?) => {
+            return Err(error);
+        }
         loaded => loaded.unwrap_or_default(),
     };
-    let keys = ["access_key_id", "secret_access_key", "session_token"].map(|name| match (from_options, from_environment) {
-        (true, _) => options.given(name).map(str::to_owned),
-        (_, true) => options.get(name),
-        _ => profile.get(&format!("aws_{name}")),
-    });
+    let keys =
+        ["access_key_id", "secret_access_key", "session_token"].map(|name| match (from_options, from_environment) {
+            (true, _) => options.given(name).map(str::to_owned),
+            (_, true) => options.get(name),
+            _ => profile.get(&format!("aws_{name}")),
+        });
     let builder = if options.flag("anonymous")? {
         AmazonS3Builder::new().with_skip_signature(true)
     } else {
@@ -61,10 +71,12 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
         }
     };
     let or_profile = |name: &str| options.get(name).or_else(|| profile.get(name));
-    let region = or_profile("region").map_or_else(|| Ok("us-east-1".to_owned()), |region| place.plain("region", region))?;
+    let region =
+        or_profile("region").map_or_else(|| Ok("us-east-1".to_owned()), |region| place.plain("region", region))?;
     let virtual_hosted = options.flag("virtual_hosted")?;
     // The address of S3 alone counts more than that of all services, as in AWS's own tools.
-    let endpoint = options.given("endpoint_url").map(str::to_owned).or_else(|| std::env::var("AWS_ENDPOINT_URL_S3").ok());
+    let endpoint =
+        options.given("endpoint_url").map(str::to_owned).or_else(|| std::env::var("AWS_ENDPOINT_URL_S3").ok());
     let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty()).or_else(|| profile.endpoint_of_s3.clone());
     let builder = match endpoint.or_else(|| or_profile("endpoint_url")) {
         // An explicit endpoint gets path-style URLs by default, because few endpoints have a DNS entry per bucket.
@@ -82,7 +94,12 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
 }
 
 /// Use the server at an address: S3 itself, or one like it.
-fn with_endpoint(place: &StorePlace, builder: AmazonS3Builder, endpoint: String, virtual_hosted: bool) -> Result<AmazonS3Builder> {
+fn with_endpoint(
+    place: &StorePlace,
+    builder: AmazonS3Builder,
+    endpoint: String,
+    virtual_hosted: bool,
+) -> Result<AmazonS3Builder> {
     let endpoint = place.plain("endpoint_url", endpoint)?;
     let bad = |why: &str| {
         Error::new("invalid-argument", format!("cannot open `{}`: endpoint_url is `{endpoint}`: {why}", place.uri))
@@ -93,9 +110,13 @@ fn with_endpoint(place: &StorePlace, builder: AmazonS3Builder, endpoint: String,
     if !matches!(scheme, "http" | "https") {
         return Err(bad("neither http nor https"));
     }
-    let address = if virtual_hosted { format!("{scheme}://{}.{host}", place.host) } else { format!("{scheme}://{host}") };
+    let address =
+        if virtual_hosted { format!("{scheme}://{}.{host}", place.host) } else { format!("{scheme}://{host}") };
     url::Url::parse(&address).map_err(|error| bad(&format!("`{address}` is not a valid URL: {error}")))?;
-    Ok(builder.with_allow_http(scheme == "http").with_endpoint(address).with_virtual_hosted_style_request(virtual_hosted))
+    Ok(builder
+        .with_allow_http(scheme == "http")
+        .with_endpoint(address)
+        .with_virtual_hosted_style_request(virtual_hosted))
 }
 
 fn metadata_is_off() -> bool {
@@ -121,28 +142,40 @@ struct Profile {
 impl Profile {
     fn load(options: &Options) -> Result<Profile> {
         let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-        let file = |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| home.join(".aws").join(name), PathBuf::from);
+        let file = |variable: &str, name: &str| {
+            std::env::var_os(variable).map_or_else(|| home.join(".aws").join(name), PathBuf::from)
+        };
         let asked = options.get("profile");
         let name = asked.clone().unwrap_or_else(|| "default".into());
         let (mut sections, mut config) = (Vec::new(), String::new());
         let files = [
             (file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name.clone()),
-            (file("AWS_CONFIG_FILE", "config"), if name == "default" { name.clone() } else { format!("profile {name}") }),
+            (
+                file("AWS_CONFIG_FILE", "config"),
+                if name == "default" { name.clone() } else { format!("profile {name}") },
+            ),
         ];
         for (path, section) in files {
             let Ok(text) = std::fs::read_to_string(&path) else { continue };
             // Quotes and backslashes in secrets are literal characters.
-            let parsed =
-                ini::Ini::load_from_str_opt(&text, ini::ParseOption { enabled_quote: false, enabled_escape: false, ..Default::default() });
-            let parsed = parsed.map_err(|error| Error::new("invalid-argument", format!("cannot read `{}`: {error}", path.display())))?;
+            let parsed = ini::Ini::load_from_str_opt(
+                &text,
+                ini::ParseOption { enabled_quote: false, enabled_escape: false, ..Default::default() },
+            );
+            let parsed = parsed.map_err(|error| {
+                Error::new("invalid-argument", format!("cannot read `{}`: {error}", path.display()))
+            })?;
             sections.extend(parsed.section(Some(section)).cloned());
             config = text; // The last file is the one with `services` sections.
         }
         if sections.is_empty()
             && let Some(asked) = asked
         {
-            return Err(Error::new("credentials-missing", format!("there is no profile `{asked}` in ~/.aws/credentials or ~/.aws/config"))
-                .hint("check AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE"));
+            return Err(Error::new(
+                "credentials-missing",
+                format!("there is no profile `{asked}` in ~/.aws/credentials or ~/.aws/config"),
+            )
+            .hint("check AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE"));
         }
         let mut profile = Profile { name, sections, endpoint_of_s3: None };
         profile.endpoint_of_s3 = profile.get("services").and_then(|services| endpoint_of_s3(&config, &services));
@@ -151,7 +184,9 @@ impl Profile {
 
     /// Return the setting by which a profile without keys gets them from elsewhere.
     fn elsewhere(&self) -> Option<&'static str> {
-        ["credential_process", "sso_session", "sso_start_url", "role_arn"].into_iter().find(|key| self.get(key).is_some())
+        ["credential_process", "sso_session", "sso_start_url", "role_arn"]
+            .into_iter()
+            .find(|key| self.get(key).is_some())
     }
 
     fn get(&self, key: &str) -> Option<String> {

@@ -15,7 +15,12 @@ const VARIABLES: [(&str, AzureConfigKey); 2] =
     [("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName), ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey)];
 
 /// The options count most, then a connection string, then single variables.
-pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, connector: Connector) -> Result<MicrosoftAzureBuilder> {
+pub fn builder(
+    place: &StorePlace,
+    options: &Options,
+    client: ClientOptions,
+    connector: Connector,
+) -> Result<MicrosoftAzureBuilder> {
     let mut builder = MicrosoftAzureBuilder::from_env().with_client_options(client).with_container_name(&place.host);
     for (variable, key) in VARIABLES {
         if let Some(value) = std::env::var(variable).ok().filter(|value| !value.is_empty()) {
@@ -32,8 +37,11 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
         builder = builder.with_config(name.parse().map_err(|_| own_option(place, name, "Azure"))?, value);
     }
     let anonymous = options.flag("anonymous")?;
-    let is_set = |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
-    let missing = |why: &str| Err(Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(CREDENTIALS_HINT));
+    let is_set =
+        |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
+    let missing = |why: &str| {
+        Err(Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(CREDENTIALS_HINT))
+    };
     let emulator = is_set(AzureConfigKey::UseEmulator);
     if !emulator && !is_set(AzureConfigKey::AccountName) {
         return missing("no storage account is named");
@@ -54,7 +62,9 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
         AzureConfigKey::MsiResourceId,
     ];
     if !emulator && !anonymous && !keys.into_iter().any(is_set) {
-        return missing("no credentials were found; for the identity of an Azure machine, set AZURE_CREDENTIAL_TYPE=managed_identity");
+        return missing(
+            "no credentials were found; for the identity of an Azure machine, set AZURE_CREDENTIAL_TYPE=managed_identity",
+        );
     }
     if anonymous {
         builder = builder.with_skip_signature(true);
@@ -63,7 +73,11 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
 }
 
 /// Apply a connection string, as the Azure portal shows it: `AccountName=…;AccountKey=…;EndpointSuffix=…`.
-fn with_connection_string(place: &StorePlace, mut builder: MicrosoftAzureBuilder, text: &str) -> Result<MicrosoftAzureBuilder> {
+fn with_connection_string(
+    place: &StorePlace,
+    mut builder: MicrosoftAzureBuilder,
+    text: &str,
+) -> Result<MicrosoftAzureBuilder> {
     let bad = |why: String| {
         Error::new("invalid-argument", format!("cannot open `{}`: the Azure connection string {why}", place.uri))
             .hint("copy it from the portal: it has the form AccountName=…;AccountKey=…;EndpointSuffix=core.windows.net")

@@ -10,7 +10,12 @@ use crate::options::Options;
 
 pub const CREDENTIALS_HINT: &str = "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or log in with `gcloud auth application-default login`, or pass storage_options={\"service_account_path\": …}; for public data, pass {\"anonymous\": True}";
 
-pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, connector: Connector) -> Result<GoogleCloudStorageBuilder> {
+pub fn builder(
+    place: &StorePlace,
+    options: &Options,
+    client: ClientOptions,
+    connector: Connector,
+) -> Result<GoogleCloudStorageBuilder> {
     let mut builder = GoogleCloudStorageBuilder::from_env().with_client_options(client).with_bucket_name(&place.host);
     // The variable by which Google's own libraries find an emulator, which asks for no credentials.
     if let Some(host) = std::env::var("STORAGE_EMULATOR_HOST").ok().filter(|host| !host.is_empty()) {

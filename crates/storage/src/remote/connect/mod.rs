@@ -75,8 +75,11 @@ pub fn connect(place: &StorePlace, options: &Options, traffic: Arc<Traffic>) -> 
         "az" => Ok(Client::writable(azure::builder(place, options, client, connector)?.build().map_err(invalid)?)),
         _ => {
             options.others().try_for_each(|(name, _)| Err(own_option(place, name, "Azure and Google")))?;
-            let builder =
-                HttpBuilder::new().with_url(&place.host).with_client_options(client).with_retry(no_retry()).with_http_connector(connector);
+            let builder = HttpBuilder::new()
+                .with_url(&place.host)
+                .with_client_options(client)
+                .with_retry(no_retry())
+                .with_http_connector(connector);
             Ok(Client { store: Arc::new(builder.build().map_err(invalid)?), pages: None, parts: None, batches: None })
         }
     }

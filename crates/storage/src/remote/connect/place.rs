@@ -30,9 +30,8 @@ impl StorePlace {
         }
         let http = matches!(scheme, "http" | "https");
         if !http && !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._@:".contains(&byte)) {
-            return Err(
-                bad(&format!("`{host}` is not a valid bucket name")).hint("bucket names consist of letters, digits, dots and hyphens")
-            );
+            return Err(bad(&format!("`{host}` is not a valid bucket name"))
+                .hint("bucket names consist of letters, digits, dots and hyphens"));
         }
         Ok(StorePlace {
             uri: trimmed.into(),
@@ -52,7 +51,10 @@ impl StorePlace {
             true => Ok(value),
             false => Err(Error::new(
                 "invalid-argument",
-                format!("cannot open `{}`: {name} is empty or contains spaces, control characters or non-ASCII characters", self.uri),
+                format!(
+                    "cannot open `{}`: {name} is empty or contains spaces, control characters or non-ASCII characters",
+                    self.uri
+                ),
             )
             .hint("check storage_options, the AWS_… variables and the profile")),
         }
@@ -61,8 +63,11 @@ impl StorePlace {
 
 /// Make the error for an option that belongs to another service.
 pub fn own_option(place: &StorePlace, name: &str, service: &str) -> Error {
-    Error::new("invalid-argument", format!("cannot open `{}`: storage option `{name}` is not one of {service}", place.uri))
-        .hint("see help(ps.open) for the options of each store")
+    Error::new(
+        "invalid-argument",
+        format!("cannot open `{}`: storage option `{name}` is not one of {service}", place.uri),
+    )
+    .hint("see help(ps.open) for the options of each store")
 }
 
 /// Disable retries in object_store, because `retry` retries requests instead.

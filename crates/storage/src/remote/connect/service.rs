@@ -10,7 +10,8 @@ use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
 };
 
 use crate::counters::{Counters, add};
@@ -150,7 +151,8 @@ impl HttpService for Service {
         add(&self.traffic.counters.requests, 1);
         note(Ending::Lost("the request was aborted".into())); // This ending is kept if the deadline drops the future.
         let host = request.uri().authority().map(ToString::to_string).unwrap_or_default();
-        let is_listing = request.uri().query().is_some_and(|query| LISTINGS.iter().any(|listing| query.contains(listing)));
+        let is_listing =
+            request.uri().query().is_some_and(|query| LISTINGS.iter().any(|listing| query.contains(listing)));
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent { host, why: chain(error) },
