@@ -218,8 +218,8 @@ impl Folded {
 
     /// Return the operations that set the present branches, if they are short enough to be repeated.
     fn branches(&self) -> Vec<Operation> {
-        let set = |(name, target)| Operation { removes: false, kind: NameKind::Branch, name, target };
-        let branches: Vec<Operation> = self.all(NameKind::Branch).into_iter().map(set).collect();
+        let set_name = |(name, target)| Operation { removes: false, kind: NameKind::Branch, name, target };
+        let branches: Vec<Operation> = self.all(NameKind::Branch).into_iter().map(set_name).collect();
         let written = Writer::written(|writer| branches.iter().for_each(|operation| operation.write(writer)));
         if written.len() > BRANCHES_BYTES { Vec::new() } else { branches }
     }
@@ -394,18 +394,18 @@ mod tests {
             }));
             (ObjectRef::of(Id([2; 16]), &body), body)
         };
-        let set = |name: &str| operation(false, NameKind::Tag, name);
+        let set_name = |name: &str| operation(false, NameKind::Tag, name);
         for entries in [
-            vec![set("b"), set("a")],
-            vec![set("a"), set("a")],
-            vec![set("a"), operation(false, NameKind::Branch, "a")],
+            vec![set_name("b"), set_name("a")],
+            vec![set_name("a"), set_name("a")],
+            vec![set_name("a"), operation(false, NameKind::Branch, "a")],
         ] {
             let (reference, body) = object(&entries);
             assert!(Layer::parse(reference, &body).is_err());
         }
-        let (reference, body) = object(&[operation(true, NameKind::Tag, "a"), set("c")]);
+        let (reference, body) = object(&[operation(true, NameKind::Tag, "a"), set_name("c")]);
         let layer = Layer::parse(reference, &body)?;
-        let names = Names { number: 0, time_us: 1, objects: vec![reference], operations: vec![set("b")], own: 1 };
+        let names = Names { number: 0, time_us: 1, objects: vec![reference], operations: vec![set_name("b")], own: 1 };
         let mut folded = Folded::default();
         assert!(folded.follow(names.clone(), &[layer]).is_err());
         assert!(folded.follow(names, &[]).is_err());

@@ -275,12 +275,12 @@ impl Request<'_> {
         bytes: usize,
         joined: impl FnOnce() -> Option<Frozen> + Send,
     ) -> Option<Frozen> {
-        let fits = |joined: &Frozen| {
+        let is_aligned_array = |joined: &Frozen| {
             let found = joined.as_ref();
             found.len() == bytes && (found.as_ptr() as usize).is_multiple_of(dtype.size())
         };
         let worth = self.reader.is_placed() && bytes as u64 >= recycle::LEAST_BYTES;
-        if worth { py.detach(joined).filter(fits) } else { None }
+        if worth { py.detach(joined).filter(is_aligned_array) } else { None }
     }
 
     fn codes<'py>(&self, py: Python<'py>, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {

@@ -170,16 +170,19 @@ fn has_rates(known: &ByKey) -> bool {
 
 /// Read a file of keys. Rates that are the same as before are kept, with what was used of them.
 fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
-    let bad = |why: String| {
+    let invalid = |why: String| {
         Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
             .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"], \"requests_per_second\": 100, \"bytes_per_second\": 50000000}]}")
     };
-    let text = penstock_storage::private::read_secret(path).map_err(bad)?;
-    let file: KeyFile = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    let text = penstock_storage::private::read_secret(path).map_err(invalid)?;
+    let file: KeyFile = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
     let mut known = ByKey::new();
     for entry in file.keys {
         if entry.access_key.is_empty() || entry.secret_key.len() < 8 {
-            return Err(bad(format!("key `{}` needs a name and a secret of at least 8 characters", entry.access_key)));
+            return Err(invalid(format!(
+                "key `{}` needs a name and a secret of at least 8 characters",
+                entry.access_key
+            )));
         }
         for prefix in entry.prefixes.iter().flatten() {
             let bucket = only
@@ -187,7 +190,7 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
                 .filter(|bucket| !prefix.starts_with(bucket) && !bucket.starts_with(prefix));
             if let Some(bucket) = bucket {
                 let key = &entry.access_key;
-                return Err(bad(format!(
+                return Err(invalid(format!(
                     "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin the prefix with it"
                 )));
             }
@@ -195,7 +198,10 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
         let number = |name: &str, value: Option<serde_json::Value>| match value {
             None => Ok(None),
             Some(value) => value.as_u64().filter(|number| *number > 0).map(Some).ok_or_else(|| {
-                bad(format!("`{name}` of key `{}` is {value}, expected a whole number of 1 or more", entry.access_key))
+                invalid(format!(
+                    "`{name}` of key `{}` is {value}, expected a whole number of 1 or more",
+                    entry.access_key
+                ))
             }),
         };
         let requests = number("requests_per_second", entry.requests_per_second)?;
@@ -207,11 +213,11 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
             .insert(entry.access_key.clone(), Known { secret: SecretKey::from(entry.secret_key), rights, rates })
             .is_some()
         {
-            return Err(bad(format!("key `{}` appears twice", entry.access_key)));
+            return Err(invalid(format!("key `{}` appears twice", entry.access_key)));
         }
     }
     if known.is_empty() {
-        return Err(bad("it has no keys".into()));
+        return Err(invalid("it has no keys".into()));
     }
     Ok(known)
 }

@@ -2,9 +2,9 @@
 //!
 //! Checks must read what `s3s` verifies. So a request has one signature only, and its query is decoded as `s3s` decodes it.
 
-pub mod again;
 pub mod chunks;
-pub mod moved;
+pub mod query_headers;
+pub mod resign;
 
 use std::borrow::Cow;
 
@@ -57,8 +57,8 @@ pub type Refusal = (&'static str, String);
 pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
     let mut headers = request.headers().get_all(AUTHORIZATION).iter();
     let header = headers.next();
-    let has = |name: &str| parameters(request.uri()).any(|(own, _)| own == name);
-    let in_address = [has("X-Amz-Signature"), has("Signature")];
+    let has_parameter = |name: &str| parameters(request.uri()).any(|(own, _)| own == name);
+    let in_address = [has_parameter("X-Amz-Signature"), has_parameter("Signature")];
     if headers.next().is_some()
         || usize::from(header.is_some()) + in_address.iter().filter(|is_there| **is_there).count() > 1
     {

@@ -1,7 +1,7 @@
 //! An S3 server that serves a cold store through a cache of local drives, or a local folder.
 //!
 //! `server` accepts connections, and `s3s` turns requests into operations. `operations` is the table of them, each with a function in `ops`. Reads
-//! go through `blocks`, which knows the current version of each object and reads it through the crate `cache`. Writes go to the `cold` store, or to
+//! go through `cached_objects`, which knows the current version of each object and reads it through the crate `cache`. Writes go to the `cold` store, or to
 //! the folder of `back` first.
 //! Nothing here depends on datasets (docs/design/0021-server.md).
 

@@ -9,13 +9,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How long a request waits for memory.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The unit in which memory is counted.
-const UNIT_BYTES: u64 = 4096;
+/// The bytes for which one permit of the semaphore is taken.
+const PERMIT_BYTES: u64 = 4096;
 
 /// A budget of memory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    units: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     total: usize,
 }
 
@@ -38,29 +38,29 @@ impl AsRef<[u8]> for Held {
 
 impl Memory {
     pub fn new(bytes: u64) -> Memory {
-        let total = (bytes / UNIT_BYTES) as usize;
-        Memory { units: Arc::new(Semaphore::new(total)), total }
+        let total = (bytes / PERMIT_BYTES) as usize;
+        Memory { permits: Arc::new(Semaphore::new(total)), total }
     }
 
     /// Take memory for what is not needed yet, if half of the budget stays free. So clients that read slowly cannot hold up all others.
     pub fn try_take(&self, bytes: u64) -> Option<Taken> {
-        if self.units.available_permits() < self.total / 2 + units(bytes) as usize {
+        if self.permits.available_permits() < self.total / 2 + permits(bytes) as usize {
             return None;
         }
-        self.units.clone().try_acquire_many_owned(units(bytes)).ok().map(|permit| Taken { _permit: permit })
+        self.permits.clone().try_acquire_many_owned(permits(bytes)).ok().map(|permit| Taken { _permit: permit })
     }
 
     /// Wait for memory. Fails with 503 after a time.
     pub async fn take(&self, bytes: u64) -> S3Result<Taken> {
-        match tokio::time::timeout(PATIENCE, self.units.clone().acquire_many_owned(units(bytes))).await {
+        match tokio::time::timeout(PATIENCE, self.permits.clone().acquire_many_owned(permits(bytes))).await {
             Ok(Ok(permit)) => Ok(Taken { _permit: permit }),
             _ => Err(overloaded()),
         }
     }
 }
 
-fn units(bytes: u64) -> u32 {
-    bytes.div_ceil(UNIT_BYTES).min(u64::from(u32::MAX)) as u32
+fn permits(bytes: u64) -> u32 {
+    bytes.div_ceil(PERMIT_BYTES).min(u64::from(u32::MAX)) as u32
 }
 
 impl Taken {

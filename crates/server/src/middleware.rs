@@ -26,9 +26,9 @@ use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_keys::Keys;
-use crate::authentication::again::mend_and_sign;
 use crate::authentication::chunks::{self, Signed};
-use crate::authentication::moved::move_to_headers;
+use crate::authentication::query_headers::move_to_headers;
+use crate::authentication::resign::mend_and_sign;
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
 use crate::limits::rate::{Pace, Slot};

@@ -107,8 +107,12 @@ async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
         let listener = bind(address).await?;
         addresses.status = listener.local_addr().ok();
         let token = config.status_token.as_deref().map(token).transpose()?;
-        let admin =
-            Admin { metrics: metrics.clone(), sampler: parts.sampler.clone(), blocks: parts.blocks.clone(), token };
+        let admin = Admin {
+            metrics: metrics.clone(),
+            sampler: parts.sampler.clone(),
+            cached_objects: parts.cached_objects.clone(),
+            token,
+        };
         tokio::spawn(show_status(listener, Arc::new(admin), parts.certificates.clone().filter(|_| config.status_tls)));
     }
     tokio::spawn(sample_each_second(parts.sampler.clone()));

@@ -80,23 +80,23 @@ fn expires(chain: &[CertificateDer<'_>]) -> Option<Duration> {
 }
 
 fn read(chain: &Path, key: &Path) -> Result<Current> {
-    let bad = |path: &Path, why: String| {
+    let unusable_file = |path: &Path, why: String| {
         Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display()))
             .hint("specify files in PEM format")
     };
-    let text = penstock_storage::private::read_text(chain).map_err(|error| bad(chain, error.to_string()))?;
+    let text = penstock_storage::private::read_text(chain).map_err(|error| unusable_file(chain, error.to_string()))?;
     let certificates = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
-    let certificates = certificates.map_err(|error| bad(chain, error.to_string()))?;
+    let certificates = certificates.map_err(|error| unusable_file(chain, error.to_string()))?;
     if certificates.is_empty() {
-        return Err(bad(chain, "no certificate found".into()));
+        return Err(unusable_file(chain, "no certificate found".into()));
     }
     let expires = expires(&certificates);
-    let secret = penstock_storage::private::read_secret(key).map_err(|why| bad(key, why))?;
-    let private = PrivateKeyDer::from_pem_slice(&secret).map_err(|error| bad(key, error.to_string()))?;
+    let secret = penstock_storage::private::read_secret(key).map_err(|why| unusable_file(key, why))?;
+    let private = PrivateKeyDer::from_pem_slice(&secret).map_err(|error| unusable_file(key, error.to_string()))?;
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, private));
-    let config = config.map(Arc::new).map_err(|error| bad(chain, error.to_string()))?;
+    let config = config.map(Arc::new).map_err(|error| unusable_file(chain, error.to_string()))?;
     Ok(Current { config, expires })
 }
 

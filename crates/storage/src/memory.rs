@@ -93,7 +93,7 @@ impl Read for Memory {
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
-        let one = |(index, range): (usize, RangeRequest)| {
+        let range_of_object = |(index, range): (usize, RangeRequest)| {
             add(&self.counters.ranges, 1);
             add(&self.counters.range_bytes, range.end() - range.begin);
             let body = self.object(&range.name)?;
@@ -108,7 +108,7 @@ impl Read for Memory {
             pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
             Ok(pieces)
         };
-        ranges.into_iter().enumerate().map(one).collect()
+        ranges.into_iter().enumerate().map(range_of_object).collect()
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {

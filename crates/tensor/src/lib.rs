@@ -287,7 +287,7 @@ impl Column {
 
     /// Return the samples in these rows, in this order.
     pub fn take(&self, rows: &[usize]) -> Column {
-        let taken = |validity: &Option<Vec<bool>>| {
+        let taken_validity = |validity: &Option<Vec<bool>>| {
             let taken = validity.as_ref().map(|validity| rows.iter().map(|row| validity[*row]).collect::<Vec<bool>>());
             taken.filter(|taken| taken.contains(&false))
         };
@@ -296,7 +296,7 @@ impl Column {
                 let cell = data.len().checked_div(*samples).unwrap_or(0);
                 let mut values = Vec::with_capacity(rows.len() * cell);
                 rows.iter().for_each(|row| values.extend_from_slice(&data[row * cell..(row + 1) * cell]));
-                Column::Fixed { data: values, validity: taken(validity), samples: rows.len() }
+                Column::Fixed { data: values, validity: taken_validity(validity), samples: rows.len() }
             }
             Column::Ragged(ragged) => {
                 let (mut values, each) = (Ragged::default(), ragged.free.len().checked_div(ragged.len()).unwrap_or(0));
@@ -309,7 +309,7 @@ impl Column {
             Column::Pulled(Pulled { shapes, validity, source }) => {
                 let shapes = rows.iter().map(|row| shapes[*row].clone()).collect();
                 let source = Arc::new(Chosen { source: source.clone(), samples: rows.to_vec() });
-                Column::Pulled(Pulled { shapes, validity: taken(validity), source })
+                Column::Pulled(Pulled { shapes, validity: taken_validity(validity), source })
             }
         }
     }

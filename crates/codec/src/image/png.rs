@@ -140,11 +140,11 @@ pub fn encode(height: usize, width: usize, channels: usize, bits: u8, data: &[u8
         4 => ColorType::Rgba,
         other => return Err(invalid(format!("{other} channels, expected 1, 3 or 4"))),
     };
-    let side = |size: usize| {
+    let checked_side = |size: usize| {
         u32::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| invalid(format!("{height} x {width} pixels")))
     };
     let mut out = Vec::new();
-    let mut encoder = Encoder::new(&mut out, side(width)?, side(height)?);
+    let mut encoder = Encoder::new(&mut out, checked_side(width)?, checked_side(height)?);
     encoder.set_color(color);
     encoder.set_depth(if bits == 16 { BitDepth::Sixteen } else { BitDepth::Eight });
     let swapped: Vec<u8>;

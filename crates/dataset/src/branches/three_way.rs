@@ -328,14 +328,15 @@ impl<'a> Comparison<'a> {
     fn hides_shared(&self, values: &[(&Overlay, bool)]) -> Result<bool> {
         let theirs = &self.sides.theirs;
         for (index, (overlay, _)) in values.iter().enumerate().filter(|(_, (_, is_new))| *is_new) {
-            let meets = |(later, is_new): &&(&Overlay, bool)| {
+            let has_common_cells = |(later, is_new): &&(&Overlay, bool)| {
                 let (one, other) = (overlay.rows.range(), later.rows.range());
                 !is_new
                     && overlay.columns.iter().any(|column| later.columns.contains(column))
                     && one.start < other.end
                     && other.start < one.end
             };
-            let later: Vec<&RowSet> = values[index + 1..].iter().filter(meets).map(|(later, _)| &later.rows).collect();
+            let later: Vec<&RowSet> =
+                values[index + 1..].iter().filter(has_common_cells).map(|(later, _)| &later.rows).collect();
             if later.is_empty() {
                 continue;
             }

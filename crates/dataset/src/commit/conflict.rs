@@ -288,17 +288,24 @@ mod tests {
         use ChangeKind::*;
         let reads = |read: RowsRead, theirs: Change| conflict(Vec::new(), vec![read], theirs).map(|found| found.kind);
         let rows = || RowsRead { columns: vec![1], rows: Some(Arc::new((0..10).collect())) };
-        let all = || RowsRead { columns: vec![1], rows: None };
+        let all_rows = || RowsRead { columns: vec![1], rows: None };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
         assert_eq!(reads(rows(), change(Append, &[], 5)), Some(Append), "samples that did not exist were looked for");
-        assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
-        assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
-        assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!(
-            (reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))),
+            reads(all_rows(), change(Append, &[], 100)),
+            Some(Append),
+            "a predicate may be true for new samples"
+        );
+        assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
+        assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all_rows(), change(Value, &[2], 9))), (None, None));
+        assert_eq!(
+            (reads(rows(), change(Delete, &[], 10)), reads(all_rows(), change(Delete, &[], 10))),
             (None, Some(Delete))
         );
-        assert_eq!((reads(rows(), change(Classes, &[1], 5)), reads(all(), change(Classes, &[1], 5))), (None, None));
+        assert_eq!(
+            (reads(rows(), change(Classes, &[1], 5)), reads(all_rows(), change(Classes, &[1], 5))),
+            (None, None)
+        );
         assert_eq!(conflict(Vec::new(), Vec::new(), change(Schema, &[], 0)), None);
     }
 
@@ -336,8 +343,9 @@ mod tests {
 
     #[test]
     fn rows_in_objects_are_compared_exactly() {
-        let set = |first: u64| (0..50).map(|index| first + 2 * index).collect::<RowIds>();
-        let (RowSet::Object(even), RowSet::Object(odd)) = (set(0).encode(Id([1; 16])).0, set(1).encode(Id([2; 16])).0)
+        let every_other_row = |first: u64| (0..50).map(|index| first + 2 * index).collect::<RowIds>();
+        let (RowSet::Object(even), RowSet::Object(odd)) =
+            (every_other_row(0).encode(Id([1; 16])).0, every_other_row(1).encode(Id([2; 16])).0)
         else {
             panic!("50 runs need an object");
         };
@@ -353,8 +361,8 @@ mod tests {
             verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)),
             Verdict::Depends(vec![even, odd])
         );
-        known.insert(even, Arc::new(set(0)));
-        known.insert(odd, Arc::new(set(1)));
+        known.insert(even, Arc::new(every_other_row(0)));
+        known.insert(odd, Arc::new(every_other_row(1)));
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), RowSet::Object(odd)), Verdict::Follows);
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Follows);
         let Verdict::Conflict(found) = verdict(&known, &ours(RowSet::Object(odd)), odd_run) else {

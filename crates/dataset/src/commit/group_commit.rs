@@ -117,10 +117,10 @@ fn wait_for_turn(key: &LogKey, proposal: &Proposal) -> Outcome {
             return outcome;
         }
         let left = until.saturating_duration_since(Instant::now());
-        let own = |waiting: &Waiting| Arc::ptr_eq(&waiting.waiter, &waiter);
+        let is_own_waiter = |waiting: &Waiting| Arc::ptr_eq(&waiting.waiter, &waiter);
         // A thread that was taken along is not in the queue, and must wait for the outcome.
         let queue = queues.get_mut(key);
-        let place = queue.and_then(|queue| queue.waiting.iter().position(own).map(|place| (queue, place)));
+        let place = queue.and_then(|queue| queue.waiting.iter().position(is_own_waiter).map(|place| (queue, place)));
         queues = match place {
             Some((queue, place)) if left.is_zero() => {
                 queue.waiting.remove(place);

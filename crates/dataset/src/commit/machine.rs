@@ -296,13 +296,14 @@ impl Machine {
         for delta in &mut self.proposal.own.deltas {
             let Delta::Attachment(attachment) = delta else { continue };
             let covered = attachment.rows.range();
-            let meets = |change: &&Change| {
+            let changes_covered_rows = |change: &&Change| {
                 let rows = change.rows.range();
                 rows.start < covered.end
                     && covered.start < rows.end
                     && columns_meet(&attachment.columns, &change.columns)
             };
-            let meeting = theirs.clone().filter(|change| !attachment.columns.is_empty() && meets(change));
+            let meeting =
+                theirs.clone().filter(|change| !attachment.columns.is_empty() && changes_covered_rows(change));
             attachment.changed.extend(meeting.map(|change| change.rows.clone()));
         }
         self.checked = self.parent()?.record.number;

@@ -138,7 +138,7 @@ pub fn create_name(
         .context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
     let found = loop {
         let (mut own, mut taken) = (None, None);
-        let set = |here: &Context, folded: &Folded| {
+        let operation = |here: &Context, folded: &Folded| {
             taken =
                 [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
             if taken.is_some() {
@@ -148,7 +148,7 @@ pub fn create_name(
             own = Some(target);
             Ok(Some(Operation { removes: false, kind, name: name.into(), target }))
         };
-        append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+        append(context, operation).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
         match (taken, own) {
             (None, Some(own)) => return Ok(own),
             (Some((NameKind::Tag, target)), _) => {
@@ -211,11 +211,13 @@ fn has_ended(context: &Context, branch: u64) -> Result<bool> {
 
 /// Pin a snapshot under this name until `unpin` is called. Costs one more put than `names`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
-    let set = |_: &Context, folded: &Folded| {
+    let operation = |_: &Context, folded: &Folded| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
         Ok((folded.get(NameKind::Pin, name) != Some(target)).then_some(operation))
     };
-    append(context, set).context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri())).map(drop)
+    append(context, operation)
+        .context(|| format!("cannot pin snapshot `{target}` of `{}`", context.storage.uri()))
+        .map(drop)
 }
 
 /// Remove a pin. Returns whether the pin existed.

@@ -157,12 +157,12 @@ impl Scan {
     fn rows_of_group(&self, batch: u64) -> Result<u64> {
         let most = if self.row_bytes > 0.0 { (self.group_bytes as f64 / self.row_bytes) as u64 } else { 0 };
         let mut rows = most.min(GROUP_ROWS) / batch * batch;
-        let fits = |rows: u64| {
+        let fits_in_group = |rows: u64| {
             Ok::<_, penstock_error::Error>(
                 self.requested_bytes(rows)?.max(self.decoded_bytes(rows)?) <= self.group_bytes / 4 * 5,
             )
         };
-        while rows > batch && !fits(rows)? {
+        while rows > batch && !fits_in_group(rows)? {
             rows = rows / 2 / batch * batch;
         }
         Ok(rows.max(batch))

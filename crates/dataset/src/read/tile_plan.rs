@@ -139,11 +139,11 @@ impl PlannedTiles {
         let (mut groups, mut rest) = (Vec::new(), &self.others[..]);
         while !rest.is_empty() {
             let mut bytes = 0;
-            let fits = |read: &&TileRead| {
+            let fits_in_memory = |read: &&TileRead| {
                 bytes += read.bytes(samples);
                 bytes <= Config::memory_bytes() / 16
             };
-            let (group, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            let (group, later) = rest.split_at(rest.iter().take_while(fits_in_memory).count().max(1));
             groups.push(group);
             rest = later;
         }

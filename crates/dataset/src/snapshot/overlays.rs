@@ -167,7 +167,7 @@ fn under(newer: &[RowRun], older: &[RowRun]) -> Vec<RowRun> {
     let mut covered = 0;
     for (begin, run) in older {
         let (mut row, end) = ((*begin).max(covered), begin + u64::from(run.count));
-        let part = |row: u64, end: u64| {
+        let part_of_run = |row: u64, end: u64| {
             (row, PatchRun { first: run.first + (row - begin), count: (end - row) as u32, ..*run })
         };
         while row < end {
@@ -179,11 +179,11 @@ fn under(newer: &[RowRun], older: &[RowRun]) -> Vec<RowRun> {
                     row = row.max(covered);
                 }
                 Some((next, _)) if next < end => {
-                    all.push(part(row, next));
+                    all.push(part_of_run(row, next));
                     row = next;
                 }
                 _ => {
-                    all.push(part(row, end));
+                    all.push(part_of_run(row, end));
                     row = end;
                 }
             }

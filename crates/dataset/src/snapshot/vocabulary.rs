@@ -27,9 +27,9 @@ pub struct Vocabulary {
 impl Vocabulary {
     /// Add the words of a segment. A word that is already in the vocabulary is skipped.
     pub fn push(&mut self, words: Arc<Strings>) -> Result<()> {
-        let many = |_| malformed("a vocabulary has more than 2^32 words");
-        let segment = u32::try_from(self.segments.len()).map_err(many)?;
-        u32::try_from(self.places.len() + words.len()).map_err(many)?;
+        let too_many_words = |_| malformed("a vocabulary has more than 2^32 words");
+        let segment = u32::try_from(self.segments.len()).map_err(too_many_words)?;
+        u32::try_from(self.places.len() + words.len()).map_err(too_many_words)?;
         self.segments.push(words.clone());
         for (place, word) in words.iter().enumerate() {
             if self.code(word).is_some() {

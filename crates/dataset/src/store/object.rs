@@ -126,14 +126,14 @@ impl Context {
                 known.insert(*rows, parse_row_ids(&rows_name(rows.object.id), &body, rows)?);
             }
         }
-        let of = |set: &&RowSet| match set {
+        let row_ids_of = |set: &&RowSet| match set {
             RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
             RowSet::Object(rows) => known.get_or_insert_with(rows, || {
                 let name = rows_name(rows.object.id);
                 parse_row_ids(&name, &self.object(&name, &rows.object)?, rows)
             }),
         };
-        sets.iter().map(of).collect()
+        sets.iter().map(row_ids_of).collect()
     }
 
     /// Return all row ids of some sets. Cost: as `row_ids`.

@@ -148,8 +148,8 @@ impl Compaction {
         };
         let partial = compaction.partial()?;
         let foldable = compaction.without_older(|overlay, ids| {
-            let meets = |column: &u64| partial.get(column).is_some_and(|rows| rows.meets(ids));
-            !overlay.columns.iter().any(meets)
+            let has_partial_rows = |column: &u64| partial.get(column).is_some_and(|rows| rows.meets(ids));
+            !overlay.columns.iter().any(has_partial_rows)
         });
         compaction.stored =
             rows_by_column(&compaction.base, &foldable, |overlay, column| file_of(&overlay.files, column).is_some());

@@ -182,12 +182,13 @@ impl Doctor<'_> {
     }
 
     fn measure_reads(&mut self, name: &str, bytes: u64) {
-        let one = |begin: u64, count: u64| RangeRequest::plain(name, begin, count.min(bytes - begin), Some(bytes));
+        let checked_range =
+            |begin: u64, count: u64| RangeRequest::plain(name, begin, count.min(bytes - begin), Some(bytes));
         let mut times = Vec::with_capacity(SMALL_READS);
         for index in 0..SMALL_READS as u64 {
             let began = Instant::now();
             let begin = (index * 1_000_003) % bytes.saturating_sub(64).max(1);
-            match self.store.fetch(vec![one(begin, 64)]).remove(0) {
+            match self.store.fetch(vec![checked_range(begin, 64)]).remove(0) {
                 Ok(_) => times.push(millis(began)),
                 Err(error) => return self.failed("read", &error),
             }
@@ -203,10 +204,12 @@ impl Doctor<'_> {
         self.note("latency", true, Some((median, "ms")), finding, advice);
         let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
         let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
-        let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
+        let ranges =
+            (0..count.max(1)).map(|index| checked_range((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
         self.fetch("ranged reads", "concurrent random reads of 128 KiB each", ranges);
         let most = bytes.min(4 * PROBE_BYTES as u64);
-        let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
+        let ranges =
+            (0..most).step_by(8 << 20).map(|begin| checked_range(begin, (8 << 20).min(most - begin))).collect();
         self.fetch("sequential reads", "concurrent reads of 8 MiB each", ranges);
     }
 

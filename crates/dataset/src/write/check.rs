@@ -207,14 +207,14 @@ pub fn check_values(column: Column, dtype: Dtype, shape: &Shape, tile: Option<&[
         }
         Column::Ragged(ragged) => {
             let free_count = shape.free_count();
-            let fits = |row: usize| {
+            let has_stated_shape = |row: usize| {
                 let free = &ragged.free[row * free_count..(row + 1) * free_count];
                 ragged.is_null(row)
                     || free.iter().try_fold(cell, |product, size| product.checked_mul(*size))
                         == Some(ragged.value(row).len() as u64)
             };
             let wanted = if dtype == Dtype::Bytes { 0 } else { ragged.len() * free_count };
-            if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(fits)) {
+            if ragged.free.len() != wanted || (wanted > 0 && !(0..ragged.len()).all(has_stated_shape)) {
                 return Err(Error::new(
                     "invalid-value",
                     format!("values do not fit shape {shape} and dtype {}", dtype.name()),

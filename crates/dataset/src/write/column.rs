@@ -128,8 +128,9 @@ impl ColumnWriter {
             return tile.clone();
         }
         let tile = default_tile(largest, self.dtype.size() as u64);
-        let many = |shape: &&[u64]| Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
-        if tile.contains(&0) || !shapes.iter().any(many) {
+        let has_too_many_tiles =
+            |shape: &&[u64]| Grid::new(shape, &tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
+        if tile.contains(&0) || !shapes.iter().any(has_too_many_tiles) {
             return tile;
         }
         let longest = |axis: usize| shapes.iter().map(|shape| shape[axis]).max().unwrap_or(1);

@@ -385,19 +385,22 @@ mod tests {
 
     #[test]
     fn floats_may_be_infinite_or_nan() {
-        let of = |numbers: &[f32], valid: Option<&[bool]>| {
+        let bounds_of = |numbers: &[f32], valid: Option<&[bool]>| {
             let data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let Bounds { has_nan, span } = Bounds::of_fixed(&data, Dtype::Float32, valid);
             (has_nan, span)
         };
         let infinity = f32::INFINITY;
-        assert_eq!(of(&[infinity], None), (false, Some(Span::Float(f64::INFINITY, f64::INFINITY))));
-        assert_eq!(of(&[-infinity, -infinity], None), (false, Some(Span::Float(f64::NEG_INFINITY, f64::NEG_INFINITY))));
-        assert_eq!(of(&[f32::NAN], None), (true, None));
-        assert_eq!(of(&[f32::NAN, 2.0], None), (true, Some(Span::Float(2.0, 2.0))));
-        assert_eq!(of(&[f32::NAN, infinity], None), (true, Some(Span::Float(f64::INFINITY, f64::INFINITY))));
-        assert_eq!(of(&[1.0, 2.0], Some(&[false, false])), (false, None));
-        assert_eq!(of(&[0.0, 2.0, 1.0], Some(&[false, true, true])), (false, Some(Span::Float(1.0, 2.0))));
-        assert_eq!(of(&[], None), (false, None));
+        assert_eq!(bounds_of(&[infinity], None), (false, Some(Span::Float(f64::INFINITY, f64::INFINITY))));
+        assert_eq!(
+            bounds_of(&[-infinity, -infinity], None),
+            (false, Some(Span::Float(f64::NEG_INFINITY, f64::NEG_INFINITY)))
+        );
+        assert_eq!(bounds_of(&[f32::NAN], None), (true, None));
+        assert_eq!(bounds_of(&[f32::NAN, 2.0], None), (true, Some(Span::Float(2.0, 2.0))));
+        assert_eq!(bounds_of(&[f32::NAN, infinity], None), (true, Some(Span::Float(f64::INFINITY, f64::INFINITY))));
+        assert_eq!(bounds_of(&[1.0, 2.0], Some(&[false, false])), (false, None));
+        assert_eq!(bounds_of(&[0.0, 2.0, 1.0], Some(&[false, true, true])), (false, Some(Span::Float(1.0, 2.0))));
+        assert_eq!(bounds_of(&[], None), (false, None));
     }
 }

@@ -44,19 +44,19 @@ impl RankDraws {
 
 impl BatchCut {
     pub fn new(draws: u64, global_batch: u64, last: LastBatch, rank: u64, world_size: u64) -> Result<BatchCut> {
-        let wrong = |text: String| Error::new("invalid-argument", text);
+        let invalid = |text: String| Error::new("invalid-argument", text);
         if world_size == 0 || rank >= world_size {
-            return Err(wrong(format!(
+            return Err(invalid(format!(
                 "rank={rank} with world_size={world_size}: expected a rank from 0 to world_size - 1"
             )));
         }
         if global_batch == 0 {
-            return Err(wrong("global_batch_size=0, expected at least 1".into()));
+            return Err(invalid("global_batch_size=0, expected at least 1".into()));
         }
         if !global_batch.is_multiple_of(world_size) {
             let (below, above) = (global_batch / world_size * world_size, global_batch.next_multiple_of(world_size));
             let nearest = if below > 0 && global_batch - below < above - global_batch { below } else { above };
-            return Err(wrong(format!("global_batch_size={global_batch} is not divisible by {world_size} ranks"))
+            return Err(invalid(format!("global_batch_size={global_batch} is not divisible by {world_size} ranks"))
                 .hint(format!("the nearest multiple is {nearest}")));
         }
         Ok(BatchCut { draws, global_batch, last, rank, world_size })

@@ -62,10 +62,10 @@ impl Program {
     /// Combine sources. `block` is the number of draws within which the sources are shuffled. `names` are used in error
     /// messages.
     pub fn new(seed: u64, sources: Vec<Sequence>, names: &[String], mix: Option<Mix>, block: u64) -> Result<Program> {
-        let wrong = |text: String| Err(Error::new("invalid-argument", text));
+        let invalid = |text: String| Err(Error::new("invalid-argument", text));
         let counted = Mutex::new(None);
         let Some(mix) = mix else {
-            let [source] = &sources[..] else { return wrong("several sources need a mixture".into()) };
+            let [source] = &sources[..] else { return invalid("several sources need a mixture".into()) };
             let len = source.len();
             return Ok(Program { seed, sources, mix: None, ends: Vec::new(), block, len, counted });
         };
@@ -73,11 +73,11 @@ impl Program {
             names.get(source).map_or_else(|| format!("source {source}"), |name| format!("source `{name}`"))
         };
         if mix.shares.len() != sources.len() {
-            return wrong(format!("{} shares for {} sources", mix.shares.len(), sources.len()));
+            return invalid(format!("{} shares for {} sources", mix.shares.len(), sources.len()));
         }
         if let Some(empty) = sources.iter().zip(&mix.shares).position(|(source, share)| source.is_empty() && *share > 0)
         {
-            return wrong(format!("cannot mix the sources: {} has no samples", name(empty)));
+            return invalid(format!("cannot mix the sources: {} has no samples", name(empty)));
         }
         let quota = Quota::new(&mix.shares).map_err(|error| {
             match mix.shares.iter().enumerate().filter(|(_, share)| **share > 0).min_by_key(|(_, share)| **share) {

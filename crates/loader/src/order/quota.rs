@@ -37,10 +37,10 @@ pub struct Cursor {
 
 impl Quota {
     pub fn new(shares: &[u64]) -> Result<Quota> {
-        let wrong = |text: String| Err(Error::new("invalid-argument", text));
+        let invalid = |text: String| Err(Error::new("invalid-argument", text));
         let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share)).filter(|total| *total < 1 << 62);
         let Some(total) = total.filter(|total| *total > 0) else {
-            return wrong(format!(
+            return invalid(format!(
                 "the shares of {} sources sum to 0 or to at least 2^62, expected a sum in between",
                 shares.len()
             ));
@@ -49,7 +49,7 @@ impl Quota {
         let horizon = total.div_ceil(least);
         if horizon > RAREST {
             let source = shares.iter().position(|share| *share == least).unwrap_or(0);
-            return wrong(format!("source {source} gets one in {horizon} draws, expected at least one in {RAREST}"));
+            return invalid(format!("source {source} gets one in {horizon} draws, expected at least one in {RAREST}"));
         }
         Ok(Quota { shares: shares.to_vec(), total, horizon })
     }
@@ -73,12 +73,12 @@ impl Quota {
 
     /// Start a schedule at `at`, with the most urgent draws already done.
     fn begin(&self, at: u64) -> Cursor {
-        let part = |share: u64| u128::from(at) * u128::from(share);
-        let whole = |share: &u64| (part(*share) / u128::from(self.total)) as u64;
-        let mut counts: Vec<u64> = self.shares.iter().map(whole).collect();
+        let weighted = |share: u64| u128::from(at) * u128::from(share);
+        let whole_samples = |share: &u64| (weighted(*share) / u128::from(self.total)) as u64;
+        let mut counts: Vec<u64> = self.shares.iter().map(whole_samples).collect();
         let ahead = (at - counts.iter().sum::<u64>()) as usize;
         let mut begun: Vec<(u64, usize)> = (0..counts.len())
-            .filter(|source| part(self.shares[*source]) % u128::from(self.total) != 0)
+            .filter(|source| weighted(self.shares[*source]) % u128::from(self.total) != 0)
             .map(|source| (self.end_of(source, counts[source] + 1), source))
             .collect();
         begun.sort_unstable();

@@ -46,23 +46,23 @@ pub struct Epoch<'a> {
 
 impl Sequence {
     pub fn new(order: Order, seed: u64, count: u64, block: u64, weights: Option<Arc<Alias>>) -> Result<Sequence> {
-        let wrong = |text: String| Err(Error::new("invalid-argument", text));
+        let invalid = |text: String| Err(Error::new("invalid-argument", text));
         match &order {
             Order::Window { run_samples, window_samples, lanes }
                 if *run_samples == 0 || *window_samples == 0 || *lanes == 0 =>
             {
-                return wrong("run_samples, window_samples and lanes of a window order must be at least 1".into());
+                return invalid("run_samples, window_samples and lanes of a window order must be at least 1".into());
             }
             Order::Window { lanes, .. } if !block.is_multiple_of(*lanes) => {
-                return wrong(format!("{lanes} lanes do not divide order_block_samples={block}"));
+                return invalid(format!("{lanes} lanes do not divide order_block_samples={block}"));
             }
             Order::Replacement { weights: Some(_), .. }
                 if weights.as_ref().is_none_or(|alias| alias.len() != count) =>
             {
-                return wrong(format!("{} weights for {count} samples", weights.map_or(0, |alias| alias.len())));
+                return invalid(format!("{} weights for {count} samples", weights.map_or(0, |alias| alias.len())));
             }
             Order::Replacement { samples, .. } if *samples > 0 && count == 0 => {
-                return wrong("no samples to draw from".into());
+                return invalid("no samples to draw from".into());
             }
             _ => {}
         }
@@ -271,16 +271,16 @@ pub struct Alias {
 
 impl Alias {
     pub fn new(weights: &[f64]) -> Result<Alias> {
-        let wrong = |text: String| Err(Error::new("invalid-argument", format!("cannot draw by weights: {text}")));
+        let invalid = |text: String| Err(Error::new("invalid-argument", format!("cannot draw by weights: {text}")));
         if let Some(at) = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
-            return wrong(format!("weight {at} is {}, expected a finite number of at least 0", weights[at]));
+            return invalid(format!("weight {at} is {}, expected a finite number of at least 0", weights[at]));
         }
         let sum = weights.iter().sum::<f64>() + 0.0; // The sum of an empty slice is -0.
         if weights.len() > u32::MAX as usize {
-            return wrong(format!("{} weights, expected fewer than 2^32", weights.len()));
+            return invalid(format!("{} weights, expected fewer than 2^32", weights.len()));
         }
         if sum <= 0.0 || !sum.is_finite() {
-            return wrong(format!("they sum to {sum}, expected a finite sum above 0"));
+            return invalid(format!("they sum to {sum}, expected a finite sum above 0"));
         }
         let mut scaled: Vec<f64> = weights.iter().map(|weight| weight / sum * weights.len() as f64).collect();
         let mut table: Vec<(f32, u32)> = (0..weights.len()).map(|place| (1.0, place as u32)).collect();

@@ -47,11 +47,11 @@ pub fn begins_with_crop(transforms: &[(u64, Operation, Vec<usize>)], place: usiz
 /// Return the part that each value of a group's sample needs, or None for values of unknown shape. Errors, such as a crop that does not fit,
 /// are left to the transforms, which find them again.
 pub fn needs(transforms: &[(u64, Operation, Vec<usize>)], known: &[Known], epoch: u64, draw: u64) -> Vec<Option<Need>> {
-    let whole = |known: &Known| match known {
+    let whole_cut = |known: &Known| match known {
         Known::Shape(shape) => Some(Cut::whole(&shape.iter().map(|size| *size as usize).collect::<Vec<_>>())),
         _ => None,
     };
-    let mut cuts: Vec<Option<Cut>> = known.iter().map(whole).collect();
+    let mut cuts: Vec<Option<Cut>> = known.iter().map(whole_cut).collect();
     // Whether a later transform needs the values, so that further crops change nothing.
     let mut settled: Vec<bool> = known.iter().map(|known| *known == Known::Unknown).collect();
     for (key, operation, on) in transforms {

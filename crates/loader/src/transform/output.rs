@@ -204,8 +204,8 @@ impl Output {
     /// Convert to floating point with these means and deviations. Returns why the result does not fit as an error.
     fn normalize(&mut self, mean: &[f32], std: &[f32]) -> std::result::Result<(), String> {
         let channels = self.shape.last().copied().flatten();
-        let fits = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
-        if !fits(mean) || !fits(std) {
+        let fits_channels = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
+        if !fits_channels(mean) || !fits_channels(std) {
             return Err(format!(
                 "{} means and {} deviations for {:?} channels",
                 mean.len(),

@@ -159,11 +159,11 @@ fn expanded(back: &Matrix, height: f64, width: f64) -> (usize, usize) {
     }
     let corners =
         [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)].map(|(x, y)| applied(back, x * width, y * height));
-    let side = |places: [f64; 4], size: f64| {
+    let side_length = |places: [f64; 4], size: f64| {
         let [low, high] = ends(places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4));
         (high.ceil() - low.floor()).max(1.0) as usize
     };
-    (side(corners.map(|corner| corner.1), height), side(corners.map(|corner| corner.0), width))
+    (side_length(corners.map(|corner| corner.1), height), side_length(corners.map(|corner| corner.0), width))
 }
 
 /// Return the lowest and the highest coordinate.
@@ -178,9 +178,10 @@ impl Warp {
         if corners.iter().any(|(x, y)| !(x + y).is_finite()) {
             return [f32::NAN; 4]; // `ends` would skip a coordinate that is not a number.
         }
-        let side = |places: [f64; 4], size: usize| ends(places).map(|place| place.clamp(0.0, size as f64) as f32);
-        let [left, right] = side(corners.map(|corner| corner.0), self.width);
-        let [top, bottom] = side(corners.map(|corner| corner.1), self.height);
+        let side_length =
+            |places: [f64; 4], size: usize| ends(places).map(|place| place.clamp(0.0, size as f64) as f32);
+        let [left, right] = side_length(corners.map(|corner| corner.0), self.width);
+        let [top, bottom] = side_length(corners.map(|corner| corner.1), self.height);
         [left, top, right, bottom]
     }
 

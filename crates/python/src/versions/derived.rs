@@ -107,11 +107,11 @@ pub fn statistics<'py>(py: Python<'py>, snapshot: &Snapshot, column: &str) -> Py
         }
         Ok(dict)
     };
-    let one = |fragment: penstock_dataset::FragmentStatistics| {
+    let bounds_of_fragment = |fragment: penstock_dataset::FragmentStatistics| {
         let (positions, statistics) = (fragment.positions, fragment.statistics);
         PyResult::Ok((positions.start, positions.end, statistics.map(dict).transpose()?))
     };
-    found.into_iter().map(one).collect()
+    found.into_iter().map(bounds_of_fragment).collect()
 }
 
 /// Return the runs of positions, each as (first, end), whose fragments may have a value from `least` to `most`. Both are numbers, or bytes of text.

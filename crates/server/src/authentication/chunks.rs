@@ -9,7 +9,7 @@ use hyper::Request;
 use hyper::header::AUTHORIZATION;
 use s3s::StdError;
 
-use super::again::{Chain, hash_of};
+use super::resign::{Chain, hash_of};
 use crate::memory::{Memory, NO_ROOM, Taken};
 
 /// The longest signed chunk. It is held until its signature is compared.
@@ -254,7 +254,7 @@ impl Chunks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::again::Signer;
+    use super::super::resign::Signer;
     use super::*;
 
     /// Return a body in chunks that a chain signs.

@@ -161,17 +161,17 @@ fn connections(bundle: Option<&str>) -> Result<SharedHttpClient> {
 
 /// Read a file of certificates, and check each.
 fn certificates(path: &str) -> Result<Vec<u8>> {
-    let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{path}`: {why}"));
-    let pem = penstock_storage::private::read_text(path.as_ref()).map_err(|error| bad(error.to_string()))?;
+    let unreadable = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{path}`: {why}"));
+    let pem = penstock_storage::private::read_text(path.as_ref()).map_err(|error| unreadable(error.to_string()))?;
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let added = certificate
             .map_err(|error| error.to_string())
             .and_then(|one| store.add(one).map_err(|error| error.to_string()));
-        added.map_err(bad)?;
+        added.map_err(unreadable)?;
     }
     if store.is_empty() {
-        return Err(bad("no certificate found".into()).hint("the file must be in PEM format"));
+        return Err(unreadable("no certificate found".into()).hint("the file must be in PEM format"));
     }
     Ok(pem)
 }

@@ -51,12 +51,12 @@ fn name_of(part: &str) -> String {
 
 /// Return the place behind the `%` of a name that this server writes, or of a part that looks like one. Between both, there may be any number of `25`.
 fn mark(name: &str) -> Option<usize> {
-    let is = |at: usize, ends: &[&str]| ends.contains(&name[at..].trim_start_matches("25"));
+    let is_mark = |at: usize, ends: &[&str]| ends.contains(&name[at..].trim_start_matches("25"));
     let at = name.rfind('%')? + 1;
-    if is(at, &[&CONTINUED[1..]]) {
+    if is_mark(at, &[&CONTINUED[1..]]) {
         return Some(at);
     }
-    (name.starts_with('%') && is(1, &[&EMPTY[1..], &DOT[1..], &DOTS[1..], &SELF[1..]])).then_some(1)
+    (name.starts_with('%') && is_mark(1, &[&EMPTY[1..], &DOT[1..], &DOTS[1..], &SELF[1..]])).then_some(1)
 }
 
 /// What a name in a folder is of a key.

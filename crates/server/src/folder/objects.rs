@@ -315,15 +315,15 @@ fn satisfied(range: &s3s::dto::Range, bytes: u64) -> S3Result<Range<u64>> {
 
 /// Return the range of a part of an object.
 fn part(record: &Record, number: i32, count: &mut Option<i32>) -> S3Result<Option<Range<u64>>> {
-    let bad = || s3_error!(InvalidPart, "the object has no part {number}");
-    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1)).ok_or_else(bad)?;
+    let no_such_part = || s3_error!(InvalidPart, "the object has no part {number}");
+    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1)).ok_or_else(no_such_part)?;
     let Some(parts) = &record.parts else {
         if record.upload.is_some() {
             return Err(s3_error!(NotImplemented, "part lengths are not recorded for uploads with this many parts"));
         }
-        return if at == 0 { Ok(None) } else { Err(bad()) };
+        return if at == 0 { Ok(None) } else { Err(no_such_part()) };
     };
-    let bytes = parts.get(at).ok_or_else(bad)?;
+    let bytes = parts.get(at).ok_or_else(no_such_part)?;
     let begin: u64 = parts[..at].iter().sum();
     *count = i32::try_from(parts.len()).ok();
     Ok(Some(begin..begin + bytes))

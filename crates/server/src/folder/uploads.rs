@@ -307,9 +307,11 @@ fn place_part(folder: &Path, number: i32, draft: &Draft, record: Record) -> S3Re
 
 /// Return the range that is copied, such as `bytes=0-9`. Unlike a range that is read, it must lie inside the source.
 fn copied_range(text: &str, bytes: u64) -> S3Result<std::ops::Range<u64>> {
-    let bad = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last");
-    let (first, last) = text.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(bad)?;
-    let (first, last): (u64, u64) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
+    let invalid_range = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last");
+    let (first, last) =
+        text.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(invalid_range)?;
+    let (first, last): (u64, u64) =
+        (first.parse().map_err(|_| invalid_range())?, last.parse().map_err(|_| invalid_range())?);
     if first <= last && last < bytes {
         return Ok(first..last + 1);
     }

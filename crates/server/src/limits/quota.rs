@@ -37,16 +37,16 @@ pub struct Limit {
 
 impl Limit {
     fn parse(text: &str) -> Result<Limit> {
-        let bad = |why: &str| {
+        let invalid = |why: &str| {
             Error::new("invalid-argument", format!("cannot use quota `{text}`: {why}")).hint(
                 "write a bucket or a prefix and its size, such as --quota bucket=1TB or --quota bucket/folder/=100GB",
             )
         };
-        let (name, size) = text.rsplit_once('=').ok_or_else(|| bad("it has no size"))?;
-        let bytes = size_bytes(size).ok_or_else(|| bad(&format!("`{size}` is not a size above 0")))?;
+        let (name, size) = text.rsplit_once('=').ok_or_else(|| invalid("it has no size"))?;
+        let bytes = size_bytes(size).ok_or_else(|| invalid(&format!("`{size}` is not a size above 0")))?;
         let (bucket, prefix) = name.split_once('/').unwrap_or((name, ""));
         if !is_bucket_name(bucket) {
-            return Err(bad(&format!("`{bucket}` is not the name of a bucket")));
+            return Err(invalid(&format!("`{bucket}` is not the name of a bucket")));
         }
         let name = if prefix.is_empty() { bucket.to_owned() } else { name.to_owned() };
         Ok(Limit { name, bucket: bucket.to_owned(), prefix: prefix.to_owned(), size: size.to_owned(), bytes })

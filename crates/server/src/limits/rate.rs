@@ -13,12 +13,12 @@ use crate::metrics::Metrics;
 /// What may come at once.
 const BURST: Duration = Duration::from_secs(1);
 
-/// A number of units per second, with a burst of one second. Source: the generic cell rate algorithm, ITU-T I.371.
+/// A number of tokens per second, with a burst of one second. Source: the generic cell rate algorithm, ITU-T I.371.
 #[derive(Debug)]
 struct Rate {
     per_second: u64,
     began: Instant,
-    /// When all units that were taken are paid for, in nanoseconds after `began`.
+    /// When all tokens that were taken are paid for, in nanoseconds after `began`.
     paid_ns: AtomicU64,
 }
 
@@ -27,13 +27,13 @@ impl Rate {
         Rate { per_second, began: Instant::now(), paid_ns: AtomicU64::new(0) }
     }
 
-    /// Return the nanoseconds until `now`, and those that so many units cost.
-    fn at(&self, now: Instant, units: u64) -> (u64, u64) {
-        let cost = (u128::from(units) * 1_000_000_000).div_ceil(u128::from(self.per_second));
+    /// Return the nanoseconds until `now`, and those that so many tokens cost.
+    fn at(&self, now: Instant, tokens: u64) -> (u64, u64) {
+        let cost = (u128::from(tokens) * 1_000_000_000).div_ceil(u128::from(self.per_second));
         (nanoseconds(now.saturating_duration_since(self.began)), u64::try_from(cost).unwrap_or(u64::MAX))
     }
 
-    /// Take one unit. Without one, returns how long it takes until one is free.
+    /// Take one token. Without one, returns how long it takes until one is free.
     fn try_take(&self, now: Instant) -> Result<(), Duration> {
         let ((now, cost), most) = (self.at(now, 1), nanoseconds(BURST));
         let taken =
@@ -42,9 +42,9 @@ impl Rate {
         self.paid_ns.fetch_update(Relaxed, Relaxed, taken).map(drop).map_err(|paid| Duration::from_nanos(left(paid)))
     }
 
-    /// Take units that are used already. Returns how long to wait before more are used.
-    fn take(&self, units: u64, now: Instant) -> Duration {
-        let (now, cost) = self.at(now, units);
+    /// Take tokens that are used already. Returns how long to wait before more are used.
+    fn take(&self, tokens: u64, now: Instant) -> Duration {
+        let (now, cost) = self.at(now, tokens);
         let after = |paid: u64| paid.max(now).saturating_add(cost);
         let before = self.paid_ns.fetch_update(Relaxed, Relaxed, |paid| Some(after(paid))).unwrap_or_else(|paid| paid);
         Duration::from_nanos(after(before) - now).saturating_sub(BURST)
@@ -168,15 +168,15 @@ mod tests {
     fn requests_have_a_burst_of_one_second_and_then_their_rate() {
         let rate = Rate::new(5);
         let begin = Instant::now();
-        let taken = |now: Instant| (0..100).filter(|_| rate.try_take(now).is_ok()).count();
-        assert_eq!(taken(begin), 5);
-        assert_eq!(taken(begin), 0);
+        let after_one_more = |now: Instant| (0..100).filter(|_| rate.try_take(now).is_ok()).count();
+        assert_eq!(after_one_more(begin), 5);
+        assert_eq!(after_one_more(begin), 0);
         let wait = rate.try_take(begin).expect_err("the burst is used up");
         assert!(wait > SECOND / 10 && wait <= SECOND / 5, "{wait:?}");
-        assert_eq!(taken(begin + wait), 1);
+        assert_eq!(after_one_more(begin + wait), 1);
         // A refusal costs nothing, and time that was not used is lost after a second.
-        assert_eq!(taken(begin + wait + SECOND), 5);
-        assert_eq!(taken(begin + 100 * SECOND), 5);
+        assert_eq!(after_one_more(begin + wait + SECOND), 5);
+        assert_eq!(after_one_more(begin + 100 * SECOND), 5);
     }
 
     #[test]

@@ -50,12 +50,13 @@ pub fn code_of(response: &s3s::HttpResponse) -> Option<String> {
 /// Add a message to an error that has none.
 pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Received) -> s3s::HttpResponse {
     let Some(code) = code_of(&response) else { return response };
-    let has = |tag: &[u8]| response.body().bytes().is_some_and(|text| text.windows(tag.len()).any(|part| part == tag));
-    if has(b"<Message>") {
+    let has_tag =
+        |tag: &[u8]| response.body().bytes().is_some_and(|text| text.windows(tag.len()).any(|part| part == tag));
+    if has_tag(b"<Message>") {
         return response;
     }
     // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
-    let is_of_body = has_body && code == "InternalError" && !has(b"<RequestId>");
+    let is_of_body = has_body && code == "InternalError" && !has_tag(b"<RequestId>");
     let found = match (is_of_body, received.is_too_long()) {
         (true, true) => {
             Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have at most 8 MiB."))

@@ -3,8 +3,8 @@
 
 use hyper::{Method, Uri};
 
-use crate::authentication::moved::is_header;
 use crate::authentication::parameters;
+use crate::authentication::query_headers::is_header;
 
 /// The names without a value that requests may have: those of operations that are carried out or refused by name.
 const KNOWN: [&str; 39] = [

@@ -58,14 +58,14 @@ pub async fn delete_many(
 
 /// Return whether the cold store may still delete one of many objects: all failed so, or this one did.
 fn is_uncertain(deleted: &S3Result<S3Response<DeleteObjectsOutput>>, object: &Object) -> bool {
-    let of = |error: &Error| {
+    let may_concern = |error: &Error| {
         // One without a key may be of each of them, and one without a code may mean anything.
         let code = error.code.as_deref().and_then(|code| S3ErrorCode::from_bytes(code.as_bytes()));
         error.key.as_ref().is_none_or(|key| *key == object.key)
             && code.is_none_or(|code| may_be_there(&S3Error::new(code)))
     };
     match deleted {
-        Ok(response) => response.output.errors.iter().flatten().any(of),
+        Ok(response) => response.output.errors.iter().flatten().any(may_concern),
         Err(error) => may_be_there(error),
     }
 }

@@ -7,7 +7,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use crate::cold::check_is_object;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
-use crate::read::blocks::is_gone;
+use crate::read::cached_objects::is_gone;
 use crate::read::conditions::conditions;
 use crate::read::current::with_age;
 use crate::read::reader::body;
@@ -29,13 +29,15 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
     }
     let input = &request.input;
     let is_plain = input.version_id.is_none() && input.part_number.is_none() && input.sse_customer_key.is_none();
-    let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return passed(tier, request).await };
+    let Some(cached_objects) = tier.cached_objects.as_ref().filter(|_| is_plain) else {
+        return passed(tier, request).await;
+    };
     let object = Object::new(&input.bucket, &input.key);
     let conditions = conditions!(input);
     let mut look_ups = 0;
     let (meta, age, range, sent) = loop {
         look_ups += 1;
-        let resolved = match blocks.resolve(&object, input.range).await {
+        let resolved = match cached_objects.resolve(&object, input.range).await {
             // Objects without a strong ETag pass by the cache.
             Err(error) if *error.code() == S3ErrorCode::NotImplemented => return passed(tier, request).await,
             other => other?,
@@ -51,7 +53,7 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
         if range.is_empty() && input.range.is_some() {
             return Err(s3_error!(InvalidRange, "the object is empty"));
         }
-        match body(blocks, &object, resolved, range.clone()).await {
+        match body(cached_objects, &object, resolved, range.clone()).await {
             Ok(sent) => break (meta, age, range, sent),
             // It was forgotten, so it is asked for again.
             Err(error) if is_gone(&error) && look_ups < LOOK_UPS => {}
@@ -62,7 +64,7 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
         }
     };
     let wants_sums = input.checksum_mode.is_some() && input.range.is_none();
-    let meta = if wants_sums { blocks.with_sums(&object, meta).await? } else { meta };
+    let meta = if wants_sums { cached_objects.with_sums(&object, meta).await? } else { meta };
     let mut output = meta.to_get();
     output.content_length = i64::try_from(range.end - range.start).ok();
     if input.range.is_some() {

@@ -36,10 +36,11 @@ async fn passed(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3
 async fn whole(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
     let input = &request.input;
     let asks_more = input.version_id.is_some() || input.part_number.is_some() || input.sse_customer_key.is_some();
-    let Some(blocks) = tier.blocks.as_ref().filter(|_| !asks_more && input.checksum_mode.is_none()) else {
+    let Some(cached_objects) = tier.cached_objects.as_ref().filter(|_| !asks_more && input.checksum_mode.is_none())
+    else {
         return passed(tier, request).await;
     };
-    let (meta, age) = match blocks.state(&Object::new(&input.bucket, &input.key)).await {
+    let (meta, age) = match cached_objects.state(&Object::new(&input.bucket, &input.key)).await {
         Err(error) if *error.code() == S3ErrorCode::NotImplemented => return passed(tier, request).await,
         other => other?,
     };

@@ -10,7 +10,7 @@ use crate::cold::may_be_there;
 use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::meta::Object;
-use crate::read::blocks::Blocks;
+use crate::read::cached_objects::CachedObjects;
 use crate::read::states::UNCERTAIN;
 
 /// A cold store and its cache.
@@ -19,7 +19,7 @@ pub struct Tier {
     /// Whether the cold store is a served folder.
     pub is_folder: bool,
     /// None if nothing is cached.
-    pub blocks: Option<Arc<Blocks>>,
+    pub cached_objects: Option<Arc<CachedObjects>>,
     /// What later servers of the store believe.
     pub trust: Arc<Trust>,
     pub memory: Memory,
@@ -52,7 +52,7 @@ impl Tier {
 
 /// Objects that are being written, and whether the cold store may carry that out later. A request may be dropped while it writes.
 struct Writing {
-    blocks: Option<Arc<Blocks>>,
+    cached_objects: Option<Arc<CachedObjects>>,
     trust: Arc<Trust>,
     objects: Vec<(Object, bool)>,
 }
@@ -61,14 +61,14 @@ impl Writing {
     /// Note that objects will be written, and remove their cached pages.
     async fn begin(tier: &Tier, objects: &[Object]) -> Writing {
         let known = tier
-            .blocks
+            .cached_objects
             .as_ref()
-            .map(|blocks| objects.iter().map(|object| blocks.begin_write(object)).collect::<Vec<_>>());
+            .map(|cached_objects| objects.iter().map(|object| cached_objects.begin_write(object)).collect::<Vec<_>>());
         let each = objects.iter().map(|object| (object.clone(), false)).collect();
-        let writing = Writing { blocks: tier.blocks.clone(), trust: tier.trust.clone(), objects: each };
+        let writing = Writing { cached_objects: tier.cached_objects.clone(), trust: tier.trust.clone(), objects: each };
         for (object, known) in objects.iter().zip(known.into_iter().flatten()) {
-            if let Some(blocks) = &tier.blocks {
-                blocks.forget_pages(object, known).await;
+            if let Some(cached_objects) = &tier.cached_objects {
+                cached_objects.forget_pages(object, known).await;
             }
         }
         writing
@@ -99,7 +99,7 @@ impl Drop for Writing {
             self.trust.note_uncertain(SystemTime::now() + UNCERTAIN);
         }
         for (object, is_uncertain) in &self.objects {
-            self.blocks.iter().for_each(|blocks| blocks.end_write(object, *is_uncertain));
+            self.cached_objects.iter().for_each(|cached_objects| cached_objects.end_write(object, *is_uncertain));
         }
     }
 }

@@ -7,7 +7,7 @@ use hyper::header::{AGE, HeaderValue, WARNING};
 use s3s::dto::{ChecksumMode, HeadObjectInput, Range as HttpRange};
 use s3s::{S3Error, S3ErrorCode, S3Response, S3Result, s3_error};
 
-use super::blocks::{Blocks, NOTES, Resolved, no_version};
+use super::cached_objects::{CachedObjects, NOTES, Resolved, no_version};
 use super::flights::copy;
 use super::states::Revalidate;
 use crate::cold::{check_is_object, is_failure, request};
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A state, and how old it is if the cold store could not be asked.
 pub type Current = (Arc<Meta>, Option<Duration>);
 
-impl Blocks {
+impl CachedObjects {
     fn is_fresh(&self, meta: &Meta, is_immutable: bool) -> bool {
         let is_younger = |most: Duration| meta.age().is_some_and(|age| age < most);
         let is_fresh = match self.revalidate {
@@ -60,12 +60,12 @@ impl Blocks {
         let generation = self.states.generation(object);
         let known = || self.states.get(object).map(Some);
         let flight = self.on_drive.join(&(object.clone(), generation), known, || {
-            let (blocks, object) = (self.clone(), object.clone());
+            let (cached_objects, object) = (self.clone(), object.clone());
             async move {
                 // A drive that hangs must not hold up the runtime.
                 let looked = tokio::task::spawn_blocking(move || {
-                    let meta = Arc::new(blocks.states.find(&object)?);
-                    blocks.states.keep_noted(&object, generation, &meta);
+                    let meta = Arc::new(cached_objects.states.find(&object)?);
+                    cached_objects.states.keep_noted(&object, generation, &meta);
                     Some(meta)
                 });
                 looked.await.map_err(S3Error::internal_error)
@@ -151,13 +151,13 @@ impl Blocks {
         // Another request may have asked in the meantime.
         let known = || self.states.get(object).filter(|known| known.knows_sums && is_same(known));
         let flight = self.heads.join(&(object.clone(), generation), known, || {
-            let (blocks, object, meta) = (self.clone(), object.clone(), meta.clone());
+            let (cached_objects, object, meta) = (self.clone(), object.clone(), meta.clone());
             async move {
-                let full = blocks.head(&object).await?;
+                let full = cached_objects.head(&object).await?;
                 if full.etag == meta.etag && full.bytes == meta.bytes {
                     full.is_noted_as(&meta);
-                    blocks.states.keep(&object, generation, &full);
-                    blocks.note_again(&object, &full);
+                    cached_objects.states.keep(&object, generation, &full);
+                    cached_objects.note_again(&object, &full);
                 }
                 Ok(full)
             }
@@ -176,14 +176,14 @@ impl Blocks {
 
     /// Write a state beside its pages again. Nobody waits for it. While many others wait for a drive, it is left for another time.
     fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
-        let (blocks, version) = (self.clone(), Version::new(object, meta));
+        let (cached_objects, version) = (self.clone(), Version::new(object, meta));
         let Ok(turn) = NOTES.try_acquire() else { return };
         if !self.states.will_note(&version) {
             return;
         }
         drop(tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            blocks.states.note(&version);
+            cached_objects.states.note(&version);
         }));
     }
 

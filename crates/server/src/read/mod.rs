@@ -1,8 +1,8 @@
 //! Reads of objects through the cache.
 
 pub mod arena;
-pub mod blocks;
 pub mod buffers;
+pub mod cached_objects;
 pub mod conditions;
 pub mod current;
 pub mod flights;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use s3s::S3Result;
 use s3s::dto::StreamingBlob;
 
-use super::blocks::{Blocks, FIRST_BYTES, Resolved};
+use super::cached_objects::{CachedObjects, FIRST_BYTES, Resolved};
 use super::flights::{Fetched, copy};
 use super::memory_cache::PIECE_BYTES;
 use crate::body::with_length;
@@ -22,7 +22,7 @@ const WINDOWS_AHEAD: usize = 8;
 
 /// Return a range of a version. The first bytes are read before this returns, so that errors become responses.
 pub async fn body(
-    blocks: &Arc<Blocks>,
+    cached_objects: &Arc<CachedObjects>,
     object: &Object,
     resolved: Resolved,
     range: Range<u64>,
@@ -30,7 +30,7 @@ pub async fn body(
     let Resolved { meta, early: first, .. } = resolved;
     let version = Version::new(object, &meta);
     let mut reader = Reader {
-        blocks: blocks.clone(),
+        cached_objects: cached_objects.clone(),
         name: version.name().into(),
         object_bytes: meta.bytes,
         at: range.start,
@@ -40,7 +40,7 @@ pub async fn body(
         ahead: VecDeque::new(),
     };
     let first = reader.next().await.transpose()?.unwrap_or_default();
-    let status = if reader.was_cold { &blocks.metrics.cold_gets } else { &blocks.metrics.warm_gets };
+    let status = if reader.was_cold { &cached_objects.metrics.cold_gets } else { &cached_objects.metrics.warm_gets };
     status.inc();
     if reader.at == reader.end {
         return Ok(StreamingBlob::from(s3s::Body::from(first)));
@@ -56,7 +56,7 @@ pub async fn body(
 
 /// One response that is being sent.
 struct Reader {
-    blocks: Arc<Blocks>,
+    cached_objects: Arc<CachedObjects>,
     name: Arc<str>,
     object_bytes: u64,
     at: u64,
@@ -84,9 +84,9 @@ impl Reader {
         }
         if self.ahead.is_empty() {
             let piece = self.at..self.end.min((self.at / PIECE_BYTES + 1) * PIECE_BYTES);
-            if let Some(bytes) = self.blocks.read_now(&self.name, self.object_bytes, piece) {
-                self.blocks.metrics.hits.inc();
-                self.blocks.metrics.hit_bytes.inc_by(bytes.len() as u64);
+            if let Some(bytes) = self.cached_objects.read_now(&self.name, self.object_bytes, piece) {
+                self.cached_objects.metrics.hits.inc();
+                self.cached_objects.metrics.hit_bytes.inc_by(bytes.len() as u64);
                 return Some(Ok(self.advance(bytes)));
             }
             self.was_cold = true;
@@ -107,7 +107,7 @@ impl Reader {
         for window in windows(begin..self.end).take(WINDOWS_AHEAD - self.ahead.len().min(WINDOWS_AHEAD)) {
             // Only the window that is sent next waits for memory.
             let waits = self.ahead.is_empty();
-            match self.blocks.begin_window(&self.name, self.object_bytes, window.clone(), waits) {
+            match self.cached_objects.begin_window(&self.name, self.object_bytes, window.clone(), waits) {
                 Some(fetch) => self.ahead.push_back((window, fetch)),
                 None => break,
             }

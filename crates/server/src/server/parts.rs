@@ -22,7 +22,7 @@ use crate::middleware::{Gate, LIST_BYTES, Limits, Middleware};
 use crate::ops::dispatch::Dispatch;
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
-use crate::read::blocks::{Blocks, Reading};
+use crate::read::cached_objects::{CachedObjects, Reading};
 use crate::read::immutable::{Immutable, MarkerOf};
 use crate::read::memory_cache::MemoryCache;
 use crate::tls::Certificates;
@@ -35,7 +35,7 @@ pub struct Parts {
     pub keys: Option<Keys>,
     pub certificates: Option<Arc<Certificates>>,
     pub sampler: Arc<Sampler>,
-    pub blocks: Option<Arc<Blocks>>,
+    pub cached_objects: Option<Arc<CachedObjects>>,
     pub back: Option<Arc<WriteBack>>,
     pub arena: Option<Arc<Arena>>,
 }
@@ -65,7 +65,7 @@ impl Parts {
         let (memory, memory_cache) = memory(config, note);
         let arena = memory_cache.as_ref().map(|memory_cache| memory_cache.arena().clone());
         let is_folder = !config.cold.starts_with("s3://");
-        let (blocks, trust) = match &config.cache {
+        let (cached_objects, trust) = match &config.cache {
             // It lets other servers of the store know that this one writes.
             None => (None, Arc::new(Trust::without_drives(&identity)?)),
             Some(spec) => {
@@ -84,27 +84,30 @@ impl Parts {
                     stale_if_error,
                     immutable,
                 };
-                let blocks = Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())?;
+                let cached_objects = CachedObjects::new(cold.clone(), identity, drives, reading, metrics.clone())?;
                 // What was acknowledged earlier is sent now. A server without the folder may have run meanwhile, and knows nothing of it.
                 if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
-                    blocks.cached.distrust_notes();
+                    cached_objects.cached.distrust_notes();
                 }
-                let trust =
-                    blocks.cached.trust().ok_or_else(|| failed(&config.cold, "its cache stores no notes"))?.clone();
-                (Some(Arc::new(blocks)), trust)
+                let trust = cached_objects
+                    .cached
+                    .trust()
+                    .ok_or_else(|| failed(&config.cold, "its cache stores no notes"))?
+                    .clone();
+                (Some(Arc::new(cached_objects)), trust)
             }
         };
         let waiting =
             |bucket: &str, prefix: &str| back.as_ref().map_or(0, |back| back.pending_bytes_of(bucket, prefix));
         let quotas = Quotas::open(limits, cold.clone(), waiting, metrics, note);
-        let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone(), quotas.clone()));
+        let sampler = Arc::new(Sampler::new(metrics.clone(), cached_objects.clone(), quotas.clone()));
         let keys = config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
         let certificates =
             config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
         let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
         let domains = Arc::new(Domains::new(&config.domain)?);
         let service = service(
-            Tier { cold, is_folder, blocks: blocks.clone(), trust, memory: memory.clone(), quotas },
+            Tier { cold, is_folder, cached_objects: cached_objects.clone(), trust, memory: memory.clone(), quotas },
             keys.clone(),
             &domains,
         );
@@ -116,7 +119,7 @@ impl Parts {
         };
         let gate = Gate { domains, taken, keys: keys.clone() };
         let middleware = Arc::new(Middleware::new(service, metrics.clone(), log, limits, gate));
-        Ok(Parts { middleware, keys, certificates, sampler, blocks, back, arena })
+        Ok(Parts { middleware, keys, certificates, sampler, cached_objects, back, arena })
     }
 }
 

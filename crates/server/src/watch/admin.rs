@@ -13,7 +13,7 @@ use prometheus_client::encoding::text::encode;
 
 use crate::authentication::parameter;
 use crate::metrics::Metrics;
-use crate::read::blocks::Blocks;
+use crate::read::cached_objects::CachedObjects;
 use crate::watch::sampler::Sampler;
 
 const PAGE: &str = include_str!("status.html");
@@ -22,7 +22,7 @@ const PAGE: &str = include_str!("status.html");
 pub struct Admin {
     pub metrics: Arc<Metrics>,
     pub sampler: Arc<Sampler>,
-    pub blocks: Option<Arc<Blocks>>,
+    pub cached_objects: Option<Arc<CachedObjects>>,
     pub token: Option<String>,
 }
 
@@ -93,12 +93,14 @@ impl Admin {
         if self.token.is_none() {
             return answer(StatusCode::FORBIDDEN, "start the server with --status-token to purge objects");
         }
-        let Some(blocks) = &self.blocks else { return answer(StatusCode::CONFLICT, "this server has no cache") };
+        let Some(cached_objects) = &self.cached_objects else {
+            return answer(StatusCode::CONFLICT, "this server has no cache");
+        };
         let Some(prefix) = parameter(request.uri(), "prefix").filter(|prefix| prefix.contains('/')) else {
             return answer(StatusCode::BAD_REQUEST, "specify what to purge: /purge?prefix=bucket/key");
         };
-        let (blocks, prefix) = (blocks.clone(), prefix.to_string());
-        match tokio::task::spawn_blocking(move || blocks.purge(&prefix)).await {
+        let (cached_objects, prefix) = (cached_objects.clone(), prefix.to_string());
+        match tokio::task::spawn_blocking(move || cached_objects.purge(&prefix)).await {
             Ok(Ok(freed)) => (StatusCode::OK, "application/json", format!("{{\"freed_bytes\": {freed}}}\n")),
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 answer(StatusCode::SERVICE_UNAVAILABLE, "some objects are being written to the cache now; purge again")

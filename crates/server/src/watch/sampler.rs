@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::limits::quota::Quotas;
 use crate::metrics::{DriveLabels, Metrics};
-use crate::read::blocks::Blocks;
+use crate::read::cached_objects::CachedObjects;
 
 /// A resource that is used more than this is the limit.
 const BUSY: f64 = 0.85;
@@ -80,7 +80,7 @@ struct Counted {
 /// Compares moments.
 pub struct Sampler {
     metrics: Arc<Metrics>,
-    blocks: Option<Arc<Blocks>>,
+    cached_objects: Option<Arc<CachedObjects>>,
     quotas: Arc<Quotas>,
     began: Instant,
     last: Mutex<(Instant, Counted)>,
@@ -88,11 +88,18 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    pub fn new(metrics: Arc<Metrics>, blocks: Option<Arc<Blocks>>, quotas: Arc<Quotas>) -> Sampler {
+    pub fn new(metrics: Arc<Metrics>, cached_objects: Option<Arc<CachedObjects>>, quotas: Arc<Quotas>) -> Sampler {
         let now = Instant::now();
         // What the process used before is not of the first second.
         let counted = Counted { processor_seconds: processor_seconds(), ..Counted::default() };
-        Sampler { metrics, blocks, quotas, began: now, last: Mutex::new((now, counted)), sample: Mutex::default() }
+        Sampler {
+            metrics,
+            cached_objects,
+            quotas,
+            began: now,
+            last: Mutex::new((now, counted)),
+            sample: Mutex::default(),
+        }
     }
 
     /// Return the newest sample.
@@ -119,9 +126,9 @@ impl Sampler {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let seconds = now.duration_since(last.0).as_secs_f64().max(0.001);
         let per_second = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
-        if let Some(blocks) = &self.blocks {
-            blocks.cached.note_hits();
-            metrics.memory_bytes.set(i64::try_from(blocks.held_bytes()).unwrap_or(i64::MAX));
+        if let Some(cached_objects) = &self.cached_objects {
+            cached_objects.cached.note_hits();
+            metrics.memory_bytes.set(i64::try_from(cached_objects.held_bytes()).unwrap_or(i64::MAX));
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (sent, received) = (per_second(counted.sent, last.1.sent), per_second(counted.received, last.1.received));
@@ -161,9 +168,9 @@ impl Sampler {
     }
 
     fn drives(&self) -> Vec<DriveSample> {
-        let Some(blocks) = &self.blocks else { return Vec::new() };
+        let Some(cached_objects) = &self.cached_objects else { return Vec::new() };
         let mut drives = Vec::new();
-        for drive in &blocks.cached.drives().drives {
+        for drive in &cached_objects.cached.drives().drives {
             let total = drive.usage.total().unwrap_or_default();
             let sample = DriveSample {
                 folder: drive.folder().display().to_string(),

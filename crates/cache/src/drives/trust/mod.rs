@@ -79,9 +79,10 @@ impl Trust {
             }
             other => other.ok().flatten(),
         };
-        let all = || [&mark].into_iter().chain(&found).flatten();
-        let is_alone = is_whole && all().count() == 1 + drives.len() && all().all(|file| file.is_alone);
-        let until = all().filter_map(ServerLock::uncertain_seconds).max().unwrap_or(0);
+        let server_locks = || [&mark].into_iter().chain(&found).flatten();
+        let is_alone =
+            is_whole && server_locks().count() == 1 + drives.len() && server_locks().all(|file| file.is_alone);
+        let until = server_locks().filter_map(ServerLock::uncertain_seconds).max().unwrap_or(0);
         // A clock that went back must not hold it up for long.
         let uncertain_until = (SystemTime::UNIX_EPOCH + Duration::from_secs(until.min(u32::MAX.into())))
             .min(SystemTime::now() + MOST_UNCERTAIN);
@@ -96,7 +97,7 @@ impl Trust {
             }
             token
         });
-        all().for_each(|file| file.lock.stay());
+        server_locks().for_each(|file| file.lock.stay());
         Ok(Trust {
             token: Mutex::new(token),
             mark,

@@ -102,14 +102,14 @@ impl WrittenOverlays {
 /// Make the overlays of written values: one per fragment. Cost: one put per set with more than a few runs.
 pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>) -> Result<Vec<(Overlay, RowIds)>> {
     let mut rest = &changed.row_ids[..];
-    let of = |fragment: &Fragment| {
+    let overlay_of_fragment = |fragment: &Fragment| {
         let (ids, later) = rest.split_at(fragment.samples as usize);
         rest = later;
         let ids: RowIds = ids.iter().copied().collect();
         let rows = write_rows(context, &ids, puts)?;
         Ok((Overlay::of_values(changed.columns.clone(), rows, fragment.files.clone(), || context.new_id())?, ids))
     };
-    changed.writer.fragments.iter().map(of).collect()
+    changed.writer.fragments.iter().map(overlay_of_fragment).collect()
 }
 
 /// Write new values as overlays. `lists` has the words of category columns. Returns the overlays, and the feature bits required to read them.

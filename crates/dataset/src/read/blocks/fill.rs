@@ -138,10 +138,10 @@ impl Fetched {
             }
         }
         let memory = &self.memory;
-        let work = |block: &Wanted| {
+        let decoding_bytes = |block: &Wanted| {
             if block.file.tail.chunks[block.chunk].raw_bytes.is_some() { block.bytes as usize } else { 0 }
         };
-        let decoded = parallel::map(wanted.len(), wanted.iter().map(work).sum(), |index| {
+        let decoded = parallel::map(wanted.len(), wanted.iter().map(decoding_bytes).sum(), |index| {
             let stored = match &parts[index][..] {
                 [] => Bytes::new(),
                 [whole] => whole.clone(),

@@ -101,18 +101,18 @@ fn with_endpoint(
     virtual_hosted: bool,
 ) -> Result<AmazonS3Builder> {
     let endpoint = place.plain("endpoint_url", endpoint)?;
-    let bad = |why: &str| {
+    let invalid = |why: &str| {
         Error::new("invalid-argument", format!("cannot open `{}`: endpoint_url is `{endpoint}`: {why}", place.uri))
             .hint("write it as https://host or http://host:port")
     };
-    let (scheme, host) = endpoint.split_once("://").ok_or_else(|| bad("no scheme"))?;
+    let (scheme, host) = endpoint.split_once("://").ok_or_else(|| invalid("no scheme"))?;
     let host = host.trim_end_matches('/');
     if !matches!(scheme, "http" | "https") {
-        return Err(bad("neither http nor https"));
+        return Err(invalid("neither http nor https"));
     }
     let address =
         if virtual_hosted { format!("{scheme}://{}.{host}", place.host) } else { format!("{scheme}://{host}") };
-    url::Url::parse(&address).map_err(|error| bad(&format!("`{address}` is not a valid URL: {error}")))?;
+    url::Url::parse(&address).map_err(|error| invalid(&format!("`{address}` is not a valid URL: {error}")))?;
     Ok(builder
         .with_allow_http(scheme == "http")
         .with_endpoint(address)

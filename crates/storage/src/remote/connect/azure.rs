@@ -78,14 +78,14 @@ fn with_connection_string(
     mut builder: MicrosoftAzureBuilder,
     text: &str,
 ) -> Result<MicrosoftAzureBuilder> {
-    let bad = |why: String| {
+    let invalid = |why: String| {
         Error::new("invalid-argument", format!("cannot open `{}`: the Azure connection string {why}", place.uri))
             .hint("copy it from the portal: it has the form AccountName=…;AccountKey=…;EndpointSuffix=core.windows.net")
     };
     let (mut account, mut suffix, mut protocol, mut endpoint) = (None, "core.windows.net", "https", None);
     for part in text.trim().split(';').map(str::trim).filter(|part| !part.is_empty()) {
         // Values may contain `=`, names do not. The text may contain a key, so messages show only names.
-        let (name, value) = part.split_once('=').ok_or_else(|| bad("has a part without `=`".into()))?;
+        let (name, value) = part.split_once('=').ok_or_else(|| invalid("has a part without `=`".into()))?;
         match name.to_ascii_lowercase().as_str() {
             "accountname" => account = Some(value),
             "accountkey" => builder = builder.with_config(AzureConfigKey::AccessKey, value),
@@ -95,11 +95,11 @@ fn with_connection_string(
             "blobendpoint" => endpoint = Some(value.trim_end_matches('/').to_owned()),
             "usedevelopmentstorage" => builder = builder.with_config(AzureConfigKey::UseEmulator, value),
             "queueendpoint" | "tableendpoint" | "fileendpoint" | "developmentstorageproxyuri" => {}
-            _ => return Err(bad(format!("has the unknown part `{name}`"))),
+            _ => return Err(invalid(format!("has the unknown part `{name}`"))),
         }
     }
     if !matches!(protocol, "http" | "https") {
-        return Err(bad("has a protocol that is neither http nor https".into()));
+        return Err(invalid("has a protocol that is neither http nor https".into()));
     }
     if let Some(account) = account {
         builder = builder.with_config(AzureConfigKey::AccountName, account);

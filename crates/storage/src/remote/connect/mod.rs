@@ -104,11 +104,12 @@ fn client_options(options: &Options) -> Result<ClientOptions> {
         .with_pool_idle_timeout(Duration::from_secs(30))
         .with_http1_only();
     if let Some(bundle) = options.get("ca_bundle") {
-        let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{bundle}`: {why}"));
-        let pem = std::fs::read(&bundle).map_err(|error| bad(error.to_string()))?;
-        let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| bad(error.to_string()))?;
+        let unreadable =
+            |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{bundle}`: {why}"));
+        let pem = std::fs::read(&bundle).map_err(|error| unreadable(error.to_string()))?;
+        let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| unreadable(error.to_string()))?;
         if certificates.is_empty() {
-            return Err(bad("no certificate found".into()).hint("the file must be in PEM format"));
+            return Err(unreadable("no certificate found".into()).hint("the file must be in PEM format"));
         }
         for certificate in certificates {
             client = client.with_root_certificate(certificate);

@@ -19,25 +19,29 @@ pub struct StorePlace {
 impl StorePlace {
     pub fn parse(uri: &str) -> Result<StorePlace> {
         let trimmed = uri.trim_end_matches('/');
-        let bad = |why: &str| Error::new("invalid-uri", format!("cannot open `{uri}`: {why}"));
-        let (scheme, rest) = trimmed.split_once("://").ok_or_else(|| bad("no scheme"))?;
+        let invalid_uri = |why: &str| Error::new("invalid-uri", format!("cannot open `{uri}`: {why}"));
+        let (scheme, rest) = trimmed.split_once("://").ok_or_else(|| invalid_uri("no scheme"))?;
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         if host.is_empty() {
-            return Err(bad("no bucket or host").hint("write it as s3://bucket/path"));
+            return Err(invalid_uri("no bucket or host").hint("write it as s3://bucket/path"));
         }
         if path.split('/').any(|part| matches!(part, "." | "..")) || path.contains("//") {
-            return Err(bad("the path contains `.`, `..` or empty parts"));
+            return Err(invalid_uri("the path contains `.`, `..` or empty parts"));
         }
         let http = matches!(scheme, "http" | "https");
         if !http && !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._@:".contains(&byte)) {
-            return Err(bad(&format!("`{host}` is not a valid bucket name"))
+            return Err(invalid_uri(&format!("`{host}` is not a valid bucket name"))
                 .hint("bucket names consist of letters, digits, dots and hyphens"));
         }
         Ok(StorePlace {
             uri: trimmed.into(),
             scheme: scheme.into(),
             host: if http { trimmed.into() } else { host.into() },
-            prefix: if http { Path::default() } else { Path::parse(path).map_err(|error| bad(&error.to_string()))? },
+            prefix: if http {
+                Path::default()
+            } else {
+                Path::parse(path).map_err(|error| invalid_uri(&error.to_string()))?
+            },
         })
     }
 

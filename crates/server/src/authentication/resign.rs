@@ -144,8 +144,13 @@ impl Sent {
                 [credential.into(), list.into(), signature.into(), Cow::from(header("x-amz-date")?)]
             }
             None => {
-                let of = |name| parameter(request.uri(), name);
-                [of("X-Amz-Credential")?, of("X-Amz-SignedHeaders")?, of("X-Amz-Signature")?, of("X-Amz-Date")?]
+                let query_parameter = |name| parameter(request.uri(), name);
+                [
+                    query_parameter("X-Amz-Credential")?,
+                    query_parameter("X-Amz-SignedHeaders")?,
+                    query_parameter("X-Amz-Signature")?,
+                    query_parameter("X-Amz-Date")?,
+                ]
             }
         };
         // Access keys may have slashes.

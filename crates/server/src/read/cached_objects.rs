@@ -56,7 +56,7 @@ pub struct Reading {
 }
 
 /// Objects of a cold store behind a cache.
-pub struct Blocks {
+pub struct CachedObjects {
     pub(super) cold: Arc<dyn S3>,
     pub cached: Cached,
     early: Early,
@@ -83,20 +83,20 @@ static READS: Semaphore = Semaphore::const_new(128);
 /// States that are written beside their pages at once. A process that is stopped may hold the lock of a page.
 pub(super) static NOTES: Semaphore = Semaphore::const_new(64);
 
-impl Blocks {
+impl CachedObjects {
     pub fn new(
         cold: Arc<dyn S3>,
         identity: String,
         drives: Drives,
         reading: Reading,
         metrics: Arc<Metrics>,
-    ) -> Result<Blocks> {
+    ) -> Result<CachedObjects> {
         let early = Early::default();
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
         let cached = Cached::over(Arc::new(source), drives, None, policy).with_notes()?;
         let Reading { memory, memory_cache, states_bytes, revalidate, stale_if_error, immutable } = reading;
-        Ok(Blocks {
+        Ok(CachedObjects {
             cold,
             early,
             states: States::new(cached.clone(), states_bytes),
@@ -156,13 +156,13 @@ impl Blocks {
         if let (Some(memory_cache), Some(meta)) = (&self.memory_cache, known) {
             memory_cache.forget(&Version::new(object, &meta).name());
         }
-        let (blocks, object) = (self.clone(), object.clone());
+        let (cached_objects, object) = (self.clone(), object.clone());
         // A drive that hangs must not hold up the runtime.
         let _ = tokio::task::spawn_blocking(move || {
-            if blocks.states.forget_pages(&object).is_err() {
-                blocks.metrics.missed_removals.inc();
+            if cached_objects.states.forget_pages(&object).is_err() {
+                cached_objects.metrics.missed_removals.inc();
             }
-            then(&blocks.states, &object);
+            then(&cached_objects.states, &object);
         })
         .await;
     }
@@ -177,8 +177,8 @@ impl Blocks {
         // What memory has by now was asked for since this reader looked there. That of a drive may be old.
         let known = || self.states.get(object).filter(|meta| !meta.was_on_drive).map(|meta| (meta, None));
         let flight = self.resolving.join(&(object.clone(), generation, range), known, || {
-            let (blocks, object) = (self.clone(), object.clone());
-            async move { blocks.discover(&object, generation, range).await }
+            let (cached_objects, object) = (self.clone(), object.clone());
+            async move { cached_objects.discover(&object, generation, range).await }
         });
         flight.await.map_err(|error| copy(&error))
     }
@@ -310,8 +310,8 @@ impl Blocks {
             &key,
             || None,
             || {
-                let (blocks, name) = (self.clone(), name.to_owned());
-                async move { blocks.fetch(&name, object_bytes, range, taken).await }
+                let (cached_objects, name) = (self.clone(), name.to_owned());
+                async move { cached_objects.fetch(&name, object_bytes, range, taken).await }
             },
         ))
     }
@@ -332,16 +332,17 @@ impl Blocks {
         let request = plain();
         // Pages that are there but cannot be read, or no longer, are fetched as others are.
         if self.cached.has(name, object_bytes, range.clone())
-            && let Some(bytes) = self.in_turn(&READS, move |blocks| blocks.cached.stored(request)).await?
+            && let Some(bytes) =
+                self.in_turn(&READS, move |cached_objects| cached_objects.cached.stored(request)).await?
         {
             return Ok(taken.with(bytes));
         }
         let version = Version::parse(name).ok_or_else(no_version)?;
         let (request, own) = (plain(), version.clone());
-        let fetched = self.in_turn(&FETCHES, move |blocks| {
-            let fetched = blocks.cached.fetch(vec![request]).pop();
+        let fetched = self.in_turn(&FETCHES, move |cached_objects| {
+            let fetched = cached_objects.cached.fetch(vec![request]).pop();
             // A server that starts again finds the version beside these pages.
-            blocks.states.note(&own);
+            cached_objects.states.note(&own);
             fetched
         });
         let fetched = fetched.await?.unwrap_or_else(|| Ok(Vec::new())).map_err(|error| answer(&error));
@@ -361,10 +362,10 @@ impl Blocks {
         read: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> S3Result<T> {
         let turn = turns.acquire().await.map_err(S3Error::internal_error)?;
-        let blocks = self.clone();
+        let cached_objects = self.clone();
         let done = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            read(&blocks)
+            read(&cached_objects)
         });
         done.await.map_err(S3Error::internal_error)
     }
@@ -418,7 +419,7 @@ mod tests {
         }
     }
 
-    fn blocks(cold: &Arc<Cold>, folder: &std::path::Path) -> Result<Arc<Blocks>> {
+    fn cached_objects(cold: &Arc<Cold>, folder: &std::path::Path) -> Result<Arc<CachedObjects>> {
         let metrics = Arc::new(Metrics::new());
         let reading = Reading {
             memory: Memory::new(1 << 26),
@@ -429,7 +430,7 @@ mod tests {
             immutable: Immutable::new(cold.clone(), |_| None, Vec::new(), metrics.clone()),
         };
         let drives = Drives::open(&Spec::parse(&format!("{}:50MB", folder.display()))?)?;
-        Ok(Arc::new(Blocks::new(cold.clone(), "s3://cold".into(), drives, reading, metrics)?))
+        Ok(Arc::new(CachedObjects::new(cold.clone(), "s3://cold".into(), drives, reading, metrics)?))
     }
 
     /// A reader finds nothing in memory, and its drive is slow. Meanwhile another one asks the cold store, has the answer before this reader began, and
@@ -438,15 +439,15 @@ mod tests {
     async fn what_came_while_a_reader_looked_is_not_asked_for_again() -> Result<()> {
         let (folder, cold, object) =
             (tempfile::tempdir().unwrap(), Arc::new(Cold(0.into())), Object::new("bucket", "key"));
-        let blocks = blocks(&cold, folder.path())?;
+        let cached_objects = cached_objects(&cold, folder.path())?;
         for _ in 0..3 {
-            let (meta, _) = blocks.discovered(&object, None).await.unwrap();
+            let (meta, _) = cached_objects.discovered(&object, None).await.unwrap();
             assert_eq!((meta.bytes, cold.0.load(SeqCst)), (4, 1));
         }
         // What a drive has may be old.
-        let noted = Arc::new(Meta::of_note(&blocks.states.get(&object).unwrap().note(), true).unwrap());
-        blocks.states.keep(&object, blocks.states.generation(&object), &noted);
-        blocks.discovered(&object, None).await.unwrap();
+        let noted = Arc::new(Meta::of_note(&cached_objects.states.get(&object).unwrap().note(), true).unwrap());
+        cached_objects.states.keep(&object, cached_objects.states.generation(&object), &noted);
+        cached_objects.discovered(&object, None).await.unwrap();
         assert_eq!(cold.0.load(SeqCst), 2);
         Ok(())
     }

@@ -34,18 +34,18 @@ pub fn move_to_headers<B>(request: &mut Request<B>) -> Result<(), Refusal> {
         if !is_header(&lower) || OF_SIGNATURE.contains(&&*lower) {
             continue;
         }
-        let bad = |why: &str| ("InvalidArgument", format!("The query parameter {name} {why}."));
+        let invalid = |why: &str| ("InvalidArgument", format!("The query parameter {name} {why}."));
         if !is_signed {
-            return Err(bad("is accepted only in signed URLs. Send it as a header"));
+            return Err(invalid("is accepted only in signed URLs. Send it as a header"));
         }
         if IGNORED.contains(&&*lower) {
             continue;
         }
-        let name = HeaderName::try_from(&lower).map_err(|_| bad("is not a valid header name"))?;
-        let value = HeaderValue::try_from(&*value).map_err(|_| bad("has a value that is not valid in a header"))?;
+        let name = HeaderName::try_from(&lower).map_err(|_| invalid("is not a valid header name"))?;
+        let value = HeaderValue::try_from(&*value).map_err(|_| invalid("has a value that is not valid in a header"))?;
         let others = request.headers().get_all(&name).iter();
         if others.into_iter().any(|other| other != value) || moved.iter().any(|(other, _)| *other == name) {
-            return Err(bad("also occurs as a header with another value, or occurs twice"));
+            return Err(invalid("also occurs as a header with another value, or occurs twice"));
         }
         moved.push((name, value));
     }
@@ -62,10 +62,10 @@ mod tests {
         let mut request =
             headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value)).body(()).unwrap();
         move_to_headers(&mut request).map_err(|(code, _)| code)?;
-        let of = |(name, value): (&HeaderName, &HeaderValue)| {
+        let header_text = |(name, value): (&HeaderName, &HeaderValue)| {
             (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
         };
-        Ok(request.headers().iter().map(of).collect())
+        Ok(request.headers().iter().map(header_text).collect())
     }
 
     fn pair(name: &str, value: &str) -> (String, String) {
