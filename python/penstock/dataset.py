@@ -135,7 +135,7 @@ def open(
         raise InvalidInputError(f"cannot open `{uri}`: expected only one of snapshot, tag and as_of")
     if text_of(branch, "branch", "open a dataset") != "main" and (snapshot is not None or tag is not None):
         raise InvalidInputError(
-            f"cannot open `{uri}`: expected a branch or one of snapshot and tag", hint="a snapshot or a tag belongs to a branch already"
+            f"cannot open `{uri}`: expected a branch or one of snapshot and tag", hint="a snapshot or tag already belongs to a branch"
         )
     if tag is not None:
         text_of(tag, "tag", "open a dataset")

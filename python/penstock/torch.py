@@ -141,7 +141,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         self._began = self._asked = 0
 
     def __reduce__(self) -> NoReturn:
-        raise unpicklable("a Sampler", "make one where you need it, and pass on its state: sampler.state_dict(batches=…)")
+        raise unpicklable("a Sampler", "make one where you need it, and pass its state: sampler.state_dict(batches=…)")
 
 
 def collate(samples: Any, *, ragged: Sequence[str] = ()) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _tensor(name: str, values: Any, image: bool, listed: bool) -> Any:
             raise InvalidInputError(
                 f"cannot make a tensor of column `{name}`: sample {row} of the batch has {value.shape} {value.dtype}, but the first one has "
                 f"{values[0].shape} {values[0].dtype}",
-                code="invalid-value", hint=f'make them equal first; or make it a list always: ps.torch.collate(samples, ragged=["{name}"])',
+                code="invalid-value", hint=f'make them equal first, or always return a list: ps.torch.collate(samples, ragged=["{name}"])',
             )  # fmt: skip
     stacked = tensor_of(np.stack(values))
     return stacked.permute(0, 3, 1, 2) if pixels else stacked  # (B, H, W, C) → (B, C, H, W) in channels_last memory

@@ -111,7 +111,7 @@ class Transaction(SchemaChanges):
 
     def _append_stream(self, stream: Any, validate: str) -> list[tuple[int, int]]:
         if self._journal is not None:
-            raise InvalidInputError("cannot append a stream: this transaction has a journal", hint="append its parts, one call each")
+            raise InvalidInputError("cannot append a stream: this transaction has a journal", hint="append its parts in separate calls")
         runs: list[tuple[int, int]] = []
         with self._calls.begin():
             for columns in tables.pieces(stream, self._schema, "append"):

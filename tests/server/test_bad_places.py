@@ -104,7 +104,10 @@ def test_a_keys_file_that_is_replaced_while_it_is_read_never_locks_a_key_out(tmp
                         said = (folder / "log").read_text().count("the previous one remains in use")
                         keys.write_text(whole[:end])
                         server.process.send_signal(signal.SIGHUP)
-                        until(lambda said=said: (folder / "log").read_text().count("the previous one remains in use") > said, "the part is refused")
+                        until(
+                            lambda said=said: (folder / "log").read_text().count("the previous one remains in use") > said,
+                            "the part is refused",
+                        )
                     servers.write_secret(folder / "new.json", whole)
                     os.rename(folder / "new.json", keys)
                     server.process.send_signal(signal.SIGHUP)

@@ -104,7 +104,7 @@ impl Drive {
         let usage = Usage::open(&folder.join(USAGE))?;
         let was_sound = usage.is_sound()?;
         if !can_punch(folder)? {
-            let why = "its file system cannot free a part of a file";
+            let why = "its file system cannot free part of a file";
             return Err(Unusable::refused(folder, why, "choose a folder on ext4, XFS, Btrfs or tmpfs"));
         }
         if let Some(bytes) = spec.budget_bytes {
@@ -341,16 +341,17 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
         Ok(found) if is_damaged_marker(&found) => return Ok(write_marker(folder)?),
         Ok(found) => {
             let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]);
-            let why = format!("the folder has another format version: `{}`", found.lines().next().unwrap_or_default());
+            let why =
+                format!("the folder has a different format version: `{}`", found.lines().next().unwrap_or_default());
             return Err(Unusable::refused(folder, why, HINT));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
-    if make_folder(folder)? { Ok(()) } else { Err(Unusable::refused(folder, "the folder has other files", HINT)) }
+    if make_folder(folder)? { Ok(()) } else { Err(Unusable::refused(folder, "the folder contains other files", HINT)) }
 }
 
-/// Make an empty or missing folder a cache. Returns false if the folder has other files.
+/// Make an empty or missing folder a cache. Returns false if the folder contains other files.
 fn make_folder(folder: &Path) -> io::Result<bool> {
     private::create_folders(folder)?;
     for entry in std::fs::read_dir(folder)? {

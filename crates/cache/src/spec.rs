@@ -46,7 +46,7 @@ impl Spec {
     pub fn parse(text: &str) -> Result<Spec> {
         let refuse = |why: String| {
             Error::new("invalid-argument", format!("cannot use cache `{text}`: {why}"))
-                .hint("write a folder and its size, such as /nvme/penstock:200GB, or memory:8GB; separate several folders by commas")
+                .hint("write a folder and its size, such as /nvme/penstock:200GB, or memory:8GB; separate several folders with commas")
         };
         let (folders, limits) = text.split_once('?').unwrap_or((text, ""));
         let dataset_bytes = match limits.split_once('=') {
@@ -63,8 +63,10 @@ impl Spec {
             let folder = match folder {
                 // SAFETY: the call takes no arguments and cannot fail.
                 "memory" => format!("{MEMORY_FOLDER}-{}", unsafe { libc::getuid() }).into(),
-                "" => return Err(refuse("a folder is empty".into())),
-                folder if folder.contains('\0') => return Err(refuse("a folder has a null character".into())),
+                "" => return Err(refuse("a folder name is empty".into())),
+                folder if folder.contains('\0') => {
+                    return Err(refuse("a folder name contains a null character".into()));
+                }
                 folder => {
                     let home = std::env::home_dir().filter(|_| folder.starts_with("~/"));
                     let folder = home.map_or_else(|| PathBuf::from(folder), |home| home.join(&folder[2..]));

@@ -129,7 +129,7 @@ impl Classes {
 
     /// Refuse merged classes if two of them have the same name.
     pub(crate) fn check_names(&self) -> std::result::Result<(), String> {
-        self.repeated().map_or(Ok(()), |name| Err(format!("each side has another class `{name}`")))
+        self.repeated().map_or(Ok(()), |name| Err(format!("each side has a different class `{name}`")))
     }
 
     /// Append the classes of another schema that this one lacks.

@@ -412,7 +412,7 @@ fn open_envelope(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     let version = cursor.u16()?;
     if version != VERSION {
         let hint = match version < VERSION {
-            true => "it was made before the first release; import its sources anew with `penstock import`",
+            true => "it was made before the first release; import its sources again with `penstock import`",
             false => "a newer Penstock wrote this dataset; upgrade Penstock",
         };
         let text = format!("cannot read {noun}: format version {version}, expected {VERSION}");

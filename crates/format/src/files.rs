@@ -60,7 +60,7 @@ impl FileRef {
                 other => {
                     return Err(Error::new(
                         "unknown-feature",
-                        format!("a data file reference has the unknown kind {other}"),
+                        format!("a data file reference has unknown kind {other}"),
                     ));
                 }
             };

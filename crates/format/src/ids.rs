@@ -56,7 +56,7 @@ fn divide_snapshot_id(text: &str) -> Option<(u64, u64, &str)> {
 }
 
 fn no_snapshot_id(text: &str) -> Error {
-    let wanted = "expected <branch>-<number>-<32 hex digits>, or a beginning of it with the number";
+    let wanted = "expected <branch>-<number>-<32 hex digits>, or a prefix that includes the number";
     Error::new("invalid-argument", format!("cannot read snapshot id `{text}`: {wanted}"))
         .hint("take it from ds.snapshot, receipt.snapshot or ds.log()")
 }

@@ -119,7 +119,7 @@ impl Layer {
         let entries = unseal(Magic::Names, body, |cursor| cursor.list(Operation::LEAST_BYTES, Operation::parse))?;
         match entries.iter().is_sorted_by(|one, other| one.key() < other.key()) {
             true => Ok(Layer { object, entries: Arc::new(entries) }),
-            false => Err(malformed("an object of names has names that are not in order")),
+            false => Err(malformed("a names object has names that are not in order")),
         }
     }
 
@@ -162,10 +162,10 @@ impl Folded {
         let find = |object: &ObjectRef| read.iter().chain(&self.layers).find(|layer| layer.object == *object).cloned();
         let layers: Vec<Layer> = record.objects.iter().filter_map(find).collect();
         if layers.len() != record.objects.len() {
-            return Err(Error::new("internal", "a record of names was folded without its objects"));
+            return Err(Error::new("internal", "a names record was folded without its objects"));
         }
         if layers.first().is_some_and(|first| first.entries.iter().any(|entry| entry.removes)) {
-            return Err(malformed("the first object of names has a removal"));
+            return Err(malformed("the first names object has a removal"));
         }
         let crc = sealed_crc(&record.encode());
         let Names { number, time_us, operations, .. } = record;
@@ -248,7 +248,7 @@ impl Operation {
         let (removes, code) = (cursor.flag()?, cursor.u8()?);
         let Some(kind) = NameKind::ALL.get(code as usize).copied() else {
             return Err(
-                Error::new("unknown-feature", format!("a name has the unknown kind {code}")).hint("upgrade Penstock")
+                Error::new("unknown-feature", format!("a name has unknown kind {code}")).hint("upgrade Penstock")
             );
         };
         Ok(Operation { removes, kind, name: cursor.string()?, target: SnapshotId::read(cursor)? })

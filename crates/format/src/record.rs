@@ -71,7 +71,7 @@ impl RecordKind {
         use RecordKind::*;
         [Create, Data, Layout, Schema, Merge, Fence, Reset, Branch, Close].get(code as usize).copied().ok_or_else(
             || {
-                Error::new("unknown-feature", format!("a commit record has the unknown kind {code}"))
+                Error::new("unknown-feature", format!("a commit record has unknown kind {code}"))
                     .hint("upgrade Penstock")
             },
         )

@@ -323,7 +323,7 @@ impl RowIds {
         let ids = match provisional {
             0 => stored,
             all if all == stored.len() => shifted(&stored, reference.base)?,
-            _ => return Err(malformed("a row id bitmap has final and provisional row ids")),
+            _ => return Err(malformed("a row id bitmap mixes final and provisional row ids")),
         };
         let within = ids.min().is_some_and(|least| least >= reference.least)
             && ids.max().is_some_and(|most| most - reference.least < reference.span);

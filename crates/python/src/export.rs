@@ -59,7 +59,7 @@ impl Output {
     fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
         self.in_file(py, |writer| match writer {
             Some(writer) => writer.write(bytes.to_vec()),
-            None => Err(Error::new("internal", "cannot write: no file was begun")),
+            None => Err(Error::new("internal", "cannot write: no file was started")),
         })
     }
 

@@ -72,7 +72,7 @@ pub fn check_media(
     how: &str,
 ) -> PyResult<Vec<Option<Py<PyAny>>>> {
     let how = validate(py, how)?;
-    let unknown = |name: &str| Error::new("invalid-argument", format!("mode=`{name}` is not a mode of images"));
+    let unknown = |name: &str| Error::new("invalid-argument", format!("mode=`{name}` is not an image mode"));
     let parsed = |name: &str| serde_json::from_value(name.into()).map_err(|_| unknown(name));
     let kind =
         mode.map_or(Ok(Media::Mask), |name| parsed(name).map(|mode| Media::Image(mode_of(mode)))).or_raise(py)?;

@@ -171,7 +171,7 @@ fn has_rates(known: &ByKey) -> bool {
 /// Read a file of keys. Rates that are the same as before are kept, with what was used of them.
 fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
     let invalid = |why: String| {
-        Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
+        Error::new("invalid-argument", format!("cannot use the keys in `{}`: {why}", path.display()))
             .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"], \"requests_per_second\": 100, \"bytes_per_second\": 50000000}]}")
     };
     let text = penstock_storage::private::read_secret(path).map_err(invalid)?;
@@ -238,12 +238,12 @@ impl S3Access for Keys {
         let rights = self.admit(key.as_deref(), context.extensions_mut())?;
         let number = |name| parameter(context.uri(), name).and_then(|text| text.parse::<u64>().ok());
         if number("X-Amz-Expires").is_some_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
-            return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
+            return Err(s3_error!(AccessDenied, "a signed URL may be valid for at most seven days"));
         }
         // URLs with signatures of version 2 name the moment at which they end.
         let now = crate::meta::since_1970().as_secs();
         if number("Expires").is_some_and(|ends| ends > now + MOST_EXPIRES_SECONDS) {
-            return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
+            return Err(s3_error!(AccessDenied, "a signed URL may be valid for at most seven days"));
         }
         rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri())?;
         context.extensions_mut().insert(rights);

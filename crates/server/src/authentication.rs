@@ -71,7 +71,7 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
         if header.as_bytes().starts_with(b"AWS ") {
             return Ok(Form::Version2 { is_in_address: false });
         }
-        let [_, list, _] = parts_of(header).ok_or_else(|| unreadable("the header Authorization"))?;
+        let [_, list, _] = parts_of(header).ok_or_else(|| unreadable("the Authorization header"))?;
         return Ok(Form::Version4 { covered: covered(list) });
     }
     match in_address {
@@ -115,13 +115,13 @@ pub fn check<B>(form: &Form, request: &Request<B>, taken: Taken, now: OffsetDate
                 name.as_str().starts_with("x-amz-") && !FREE.contains(&name.as_str()) && lacks(name.as_str())
             };
             if lacks("host") {
-                return Err(("AccessDenied", "The signature does not cover the header host.".into()));
+                return Err(("AccessDenied", "The signature does not cover the host header.".into()));
             }
             match request.headers().keys().find(is_open) {
                 None => Ok(()),
                 Some(name) => {
                     let text = format!(
-                        "The signature does not cover the header {name}. Sign all headers that begin with x-amz-."
+                        "The signature does not cover the {name} header. Sign all headers that begin with x-amz-."
                     );
                     Err(("AccessDenied", text))
                 }

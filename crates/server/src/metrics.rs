@@ -93,11 +93,11 @@ metrics! {
     sent_bytes: Count = "sent" in Bytes, "Bytes of response bodies";
     received_bytes: Count = "received" in Bytes, "Bytes of request bodies";
     hits: Count = "hits", "Pieces read from the cache without waiting";
-    hit_bytes: Count = "hit" in Bytes, "Bytes of these pieces";
-    memory_hits: Count = "memory_hits", "Pieces of these that came from the server's own memory";
+    hit_bytes: Count = "hit" in Bytes, "Bytes read from the cache without waiting";
+    memory_hits: Count = "memory_hits", "Pieces read from the server's own memory";
     memory_bytes: Level = "memory" in Bytes, "Bytes held in the server's own memory";
     warm_gets: Count = "warm_gets", "GET requests whose first bytes were cached";
-    cold_gets: Count = "cold_gets", "GET requests whose first bytes were not";
+    cold_gets: Count = "cold_gets", "GET requests whose first bytes were not cached";
     refused: Count = "refused",
         "Connections and requests refused with 503 because of --connections, --requests or --memory-bytes";
     lost_lines: Count = "lost_lines", "Access log lines dropped";
@@ -110,7 +110,7 @@ metrics! {
     left_out_files: Level = "left_out_files",
         "Files of a served folder that listings have left out since the start because they cannot be objects";
     pending_objects: Level = "pending_objects", "Acknowledged objects that are not in the cold store yet";
-    pending_bytes: Level = "pending" in Bytes, "Bytes of these objects, with 4 KiB more for each";
+    pending_bytes: Level = "pending" in Bytes, "Bytes of acknowledged objects that are not in the cold store yet, plus 4 KiB for each";
     sent_back: Count = "sent_back", "Acknowledged objects sent to the cold store";
     send_failures: Count = "send_failures", "Failed attempts to send acknowledged objects";
     cold_bytes: Count = "cold" in Bytes, "Bytes from the cold store since its cache was created, updated every second";
@@ -130,9 +130,9 @@ metrics! {
     drive_misses: Family<DriveLabels, Count> = "drive_misses", "Cache misses since the drive's cache was created";
     drive_cold_bytes: Family<DriveLabels, Count> = "drive_cold" in Bytes, "Bytes from the cold store";
     drive_corrupt_pages: Family<DriveLabels, Count> = "drive_corrupt_pages", "Pages that did not match their checksums";
-    drive_bytes: Family<DriveLabels, Level> = "drive_used" in Bytes, "Bytes that are cached";
+    drive_bytes: Family<DriveLabels, Level> = "drive_used" in Bytes, "Bytes cached";
     drive_budget_bytes: Family<DriveLabels, Level> = "drive_budget" in Bytes, "Size limit of the cache in bytes";
     drive_usable: Family<DriveLabels, Level> = "drive_usable", "1 if the drive works, 0 while it is not used or its folder is missing";
     drive_reads: Family<DriveLabels, Count> = "drive_reads", "Reads that the drive's device has completed, by all programs";
-    drive_read_seconds: Family<DriveLabels, Counter<f64, AtomicU64>> = "drive_read" in Seconds, "Total time of these reads";
+    drive_read_seconds: Family<DriveLabels, Counter<f64, AtomicU64>> = "drive_read" in Seconds, "Total time of reads by the drive's device";
 }

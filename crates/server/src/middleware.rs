@@ -271,7 +271,7 @@ impl Middleware {
             return Err((
                 StatusCode::BAD_REQUEST,
                 "InvalidArgument",
-                "Names cannot contain the character U+0000, which lists cannot represent.".into(),
+                "Names cannot contain the character U+0000, which listings cannot represent.".into(),
             ));
         }
         if let Some(name) =

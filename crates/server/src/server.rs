@@ -150,7 +150,7 @@ async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
     note(&format!("stopping: {} requests are being answered", metrics.running.get()));
     // Connections that are still busy after this time are cut.
     if tokio::time::timeout(config.drain_seconds, graceful.shutdown()).await.is_err() {
-        note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain_seconds.as_secs()));
+        note(&format!("aborted {} requests after {} seconds", metrics.running.get(), config.drain_seconds.as_secs()));
     }
     if let Some(back) = &parts.back {
         let _ = tokio::time::timeout(config.drain_seconds, back.settle_all()).await;

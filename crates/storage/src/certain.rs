@@ -43,5 +43,5 @@ pub fn create_certainly(store: &dyn Store, name: &str, body: &[u8]) -> Result<Cr
         began.elapsed()
     );
     Err(Error::new("commit-state-unknown", text)
-        .hint("check whether the object exists when the storage responds again"))
+        .hint("check whether the object exists once the storage responds again"))
 }

@@ -41,7 +41,9 @@ class Backfill:
         if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
             raise InvalidInputError(f"cannot backfill from columns={columns!r}: expected a list of column names")
         if text_of(column, "column", "backfill") in columns:
-            raise InvalidInputError(f"cannot backfill column `{column}` from itself", hint="give the columns from which it is computed")
+            raise InvalidInputError(
+                f"cannot backfill column `{column}` from itself", hint="give the columns that its values are computed from"
+            )
         self._dataset, self._column, self._compute, self._columns = dataset, column, compute, list(columns)
         self._boxes = rule_of(boxes).action
         self._message = f"backfill {column}" if message is None else message
@@ -101,7 +103,7 @@ class Backfill:
                 try:
                     values = self._compute(given)
                 except Exception as error:
-                    error.add_note(f"in {self._compute!r}, for {len(batch)} samples with the row ids {batch[:3].tolist()}, …")
+                    error.add_note(f"in {self._compute!r}, for {len(batch)} samples with row ids {batch[:3].tolist()}, …")
                     raise
                 if not hasattr(values, "__len__") or len(values) != len(batch):
                     found = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"

@@ -17,8 +17,8 @@ from penstock.schema import BoxRule, Schema
 from penstock.values.checks import Array, Prepared, fail
 
 ACTIONS = ("refuse", "keep", "clip", "drop")
-_HINT = 'correct it, or say what to do: boxes="clip", "drop" or "keep", of the call or of its transaction'
-_TOGETHER = 'give both columns in one call; or say boxes="keep", of the call or of its transaction'
+_HINT = 'correct the box, or pass boxes="clip", "drop" or "keep" to the call or its transaction'
+_TOGETHER = 'give both columns in one call, or pass boxes="keep" to the call or its transaction'
 
 
 def rule_of(action: Any) -> BoxRule:
@@ -88,8 +88,8 @@ def check_fill(schema: Schema, name: str, made: Prepared) -> None:
     """Refuse a fill of labels, one for all samples, whose number cannot be that of the boxes of each."""
     for _, other in apart(schema, [name]):
         raise fail(
-            f"a fill gives each sample {np.asarray(made[3])[0, 0]}, however many `{other}` it has: each box has one label",
-            hint='leave out the fill, and give the labels with ds.update; or begin the transaction with boxes="keep"',
+            f"a fill gives each sample {np.asarray(made[3])[0, 0]}, regardless of its number of `{other}`: each box has one label",
+            hint='leave out the fill and set the labels with ds.update, or begin the transaction with boxes="keep"',
         )
 
 
@@ -99,7 +99,7 @@ def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callabl
     """
     for name, other in apart(schema, made):
         if schema.boxes.action == "drop" and schema[name].box_format:
-            check_given_together(schema, [name], "drop boxes of")
+            check_given_together(schema, [name], "drop boxes from")
         stored, counts = other_of(other), np.asarray(made[name][3])[:, 0]
         there = _present(made[name]) if stored.nulls is None else _present(made[name]) & ~stored.nulls
         wrong = there & (stored.shapes[:, 0] != counts)
@@ -112,10 +112,10 @@ def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callabl
 
 def without_images(name: str, kind: ColumnType) -> InvalidInputError:
     """Return the error for boxes that cannot be clipped."""
-    images = "it names no column of images" if kind.belongs_to is None else f"its images, in `{kind.belongs_to}`, are not given with it"
+    images = "it names no image column" if kind.belongs_to is None else f"its images, in `{kind.belongs_to}`, are not in the same call"
     return InvalidInputError(
         f'boxes="clip" cannot cut the boxes of `{name}`: {images}',
-        hint='give both columns; or say boxes="drop" or "keep"' if kind.belongs_to else 'declare it with of="image"; or say boxes="drop" or "keep"',
+        hint='give both columns, or pass boxes="drop" or "keep"' if kind.belongs_to else 'declare the boxes with of="image", or pass boxes="drop" or "keep"',
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _wrong(prepared: Prepared, format: str, may_be: bool) -> npt.NDArray[np.bool
         row = int(np.searchsorted(np.asarray(prepared[2]), place * 16, side="right"))
         wanted = "x2 ≥ x1 and y2 ≥ y1" if format == "xyxy" else "no negative width or height"
         found = ", ".join(f"{value:g}" for value in boxes[place].tolist())
-        raise fail(f"contains the {format} box [{found}], expected finite numbers, {wanted}", row, hint=_HINT)
+        raise fail(f"contains the {format} box [{found}], expected finite numbers and {wanted}", row, hint=_HINT)
     return ~good
 
 
@@ -146,9 +146,9 @@ def _check_counts(labels: Prepared, target: Prepared, name: str) -> None:
     if len(counts) == len(wanted) and (wrong := both & (counts != wanted)).any():
         row = int(np.argmax(wrong))
         raise fail(
-            f"has {counts[row]} label{'s' if counts[row] != 1 else ''}, expected {wanted[row]}, one for each of `{name}`",
+            f"has {counts[row]} label{'s' if counts[row] != 1 else ''}, expected {wanted[row]}, one for each box in `{name}`",
             row,
-            hint='give each box one label, or store them as they are: boxes="keep", of the call or of its transaction',
+            hint='give each box one label, or pass boxes="keep" to the call or its transaction to store them anyway',
         )
 
 

@@ -38,8 +38,8 @@ class Calls:
             raise ClosedError(f"cannot commit: an earlier change failed ({why})", hint="begin another transaction; nothing was committed")
         self.commits.discard(commit)
         raise ClosedError(
-            "cannot commit: a change of this transaction is under way, or was interrupted",
-            hint="commit after the call has returned; if it was interrupted, begin another transaction",
+            "cannot commit: a change in this transaction is in progress or was interrupted",
+            hint="commit after the call returns; if it was interrupted, begin another transaction",
         )
 
 

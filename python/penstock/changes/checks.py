@@ -25,11 +25,11 @@ def json_of(properties: Mapping[str, Any] | None, doing: str) -> str:
     if properties is None:
         return "{}"
     if not isinstance(properties, Mapping):
-        raise InvalidInputError(f"cannot {doing}: its properties are a {type(properties).__name__}, expected a dict")
+        raise InvalidInputError(f"cannot {doing}: the properties are a {type(properties).__name__}, expected a dict")
     try:
         return json.dumps(dict(properties), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"cannot {doing}: its properties are not JSON: {error}") from error
+        raise InvalidInputError(f"cannot {doing}: the properties are not JSON: {error}") from error
 
 
 def named_pull(column: str, first_row: int, verb: str, pull: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ def columns_of(given: Any, doing: str, schema: Mapping[str, ColumnType] | None =
     if hasattr(given, "iloc") and hasattr(given, "columns"):
         names = list(given.columns)
         if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-            raise InvalidInputError(f"cannot {doing}: the frame's columns are {names}, expected different names", hint="rename them first")
+            raise InvalidInputError(f"cannot {doing}: the frame's columns are {names}, expected unique names", hint="rename them first")
         return {name: given[name] for name in names}
     if module == "polars" and hasattr(given, "collect"):
         raise InvalidInputError(f"cannot {doing} a {type(given).__name__}", hint="call .collect() first")
@@ -181,7 +181,7 @@ def _with_names(table: Any, features: Mapping[str, Any], schema: Mapping[str, Co
             if code in (None, -1):
                 return None
             if not 0 <= code < len(names):
-                raise InvalidInputError(f"cannot append to column `{column}`: the code {code} is not that of one of {len(names)} classes")
+                raise InvalidInputError(f"cannot append to column `{column}`: none of the {len(names)} classes has code {code}")
             return names[code]
 
         codes = table.column(place).to_pylist()
@@ -190,7 +190,7 @@ def _with_names(table: Any, features: Mapping[str, Any], schema: Mapping[str, Co
         else:
             if any(code == -1 for each in codes for code in each or ()):
                 raise InvalidInputError(
-                    f"cannot append to column `{name}`: a list contains -1, which means no class", hint="remove it first"
+                    f"cannot append to column `{name}`: a list contains -1, which means no class", hint="remove the -1 first"
                 )
             words = pa.array([None if each is None else [word(code) for code in each] for each in codes], pa.list_(pa.string()))
         table = table.set_column(place, name, words)

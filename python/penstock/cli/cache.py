@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.terminal import at
 
-app = typer.Typer(no_args_is_help=True, help="Show, fill, check or empty a cache of this machine.")
+app = typer.Typer(no_args_is_help=True, help="Show, fill, check or empty a cache on this machine.")
 
 CACHE: str = typer.Option("", "--cache", "-c", help="The cache, such as /nvme/penstock:200GB; PENSTOCK_CACHE by default.")
 AS_JSON: bool = typer.Option(False, "--json", help="Print JSON.")
@@ -36,7 +36,7 @@ def _store(uri: str, cache: str) -> str:
         return at.opened(uri, cache="")._snapshot.identity()
     except Error:
         names = "".join(f"\n  {store}" for store in sorted(stores)) or " none"
-        print(f"note: `{uri}` is not a store of this cache either. It has:{names}", file=sys.stderr)
+        print(f"note: this cache has no store `{uri}` either. Its stores:{names}", file=sys.stderr)
         raise
 
 
@@ -61,7 +61,7 @@ def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
     for folder, counts, stores in drives:
         sizes = {name: show.size_text(counts[f"{name}_bytes"]) for name in ("hit", "cold", "bypassed", "evicted")}
         print(f"{folder}: {show.size_text(counts['bytes'])} of {show.size_text(counts['budget_bytes'])}")
-        print(f"{counts['hits']:,} hits gave {sizes['hit']}; {counts['misses']:,} misses; {sizes['cold']} fetched")
+        print(f"{counts['hits']:,} hits served {sizes['hit']}; {counts['misses']:,} misses; {sizes['cold']} fetched")
         print(f"{sizes['bypassed']} not kept; {sizes['evicted']} evicted; {counts['corrupt_pages']:,} corrupt pages")
         if not stores:
             continue
@@ -81,7 +81,7 @@ def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
 # Over 6 parameters: each is an option of the command line.
 @app.command()
 def warm(
-    uri: str = typer.Argument(help="A dataset; or s3://bucket/prefix, to read all objects there through a node of `penstock serve`."),
+    uri: str = typer.Argument(help="A dataset, or s3://bucket/prefix to read all objects there through a `penstock serve` node."),
     branch: str = at.BRANCH,
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
@@ -125,10 +125,10 @@ def warm(
         show.print_json({**answer, "cached_bytes": sum(kept)})
     else:
         print(
-            f"read {show.count(files, 'data file')}, {show.size_text(read_bytes)}; the cache has {show.size_text(sum(kept))} of the dataset"
+            f"read {show.count(files, 'data file')}, {show.size_text(read_bytes)}; the cache holds {show.size_text(sum(kept))} of the dataset"
         )
     if sum(kept) < read_bytes:
-        print("hint: the cache has no room for the rest: give it a larger size, or evict another dataset", file=sys.stderr)
+        print("hint: the cache has no room for the rest: increase its size, or evict another dataset", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -184,7 +184,10 @@ def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
                 f"{counts['other_files']:,} other files; {show.size_text(counts['bytes'])}, counted before: {show.size_text(counts['counted_bytes'])}"
             )
     if any(dict(counts)["corrupt_pages"] for _, counts in found):
-        print("hint: damaged pages were removed and will be fetched again; if this returns, check the health of the drive", file=sys.stderr)
+        print(
+            "hint: damaged pages were removed and will be fetched again; if this happens again, check the health of the drive",
+            file=sys.stderr,
+        )
         raise typer.Exit(1)
 
 

@@ -29,7 +29,7 @@ def doctor(
 
     folder = _core.local_path(uri)
     if folder is not None and not pathlib.Path(folder).is_dir():
-        raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
+        raise NotFoundError(f"cannot examine `{uri}`: no such folder", code="source-not-found", hint="create it first")
     # Bypass the page cache to measure the disk itself.
     pairs = [("timeout_seconds", "15"), *{**at.storage_options, **at.options_of(options)}.items()]
     findings = _core.doctor(uri, pairs if folder is None else None, "auto" if folder is None else "direct")

@@ -18,7 +18,7 @@ def head(
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with the codes of labels."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with labels as codes."),
 ) -> None:
     """Show the first samples: names of labels, and thumbnails if the terminal has colours."""
     from penstock.cli.terminal import pictures, show

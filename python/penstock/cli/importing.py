@@ -34,21 +34,21 @@ def import_(
     include: list[str] = typer.Option([], help="Import only files that match: --include '*.jpg'."),
     exclude: list[str] = typer.Option([], help="Leave out files that match: --exclude 'thumbnails/*'."),
     mode: str = typer.Option(
-        "", help="append: import again what was imported already; skip-existing: leave it out; create: only a new dataset."
+        "", help="append: import again what was already imported; skip-existing: leave it out; create: only a new dataset."
     ),
     key: str = typer.Option(
-        "", help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset has."
+        "", help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset already has."
     ),
     limit: int = typer.Option(0, help="Import at most this many samples; 0 for all."),
     shuffle_seed: int | None = typer.Option(None, help="Shuffle the images of a folder before they are stored."),
     files: list[str] = typer.Option([], help="Columns of type bytes whose text names files; image and mask columns need no option."),
-    root: str = typer.Option("", help="The folder of the files that a table or annotations name; by default, that of the source."),
+    root: str = typer.Option("", help="The folder of the files that a table or annotations name; by default, the folder of the source."),
     split: bool = typer.Option(True, help="Whether folders named train, val or test become a column."),
     masks: str = typer.Option("", help="class or instance: draw the objects of COCO annotations as masks."),
     columns: str = typer.Option("", help="Import only these columns: --columns name,age."),
     drop: list[str] = typer.Option([], help="Leave out a column."),
     rename: list[str] = typer.Option([], help="Give a column another name: --rename old=new."),
-    ignore: list[str] = typer.Option([], help="Leave out annotations that are not imported, by their kind: --ignore polygons."),
+    ignore: list[str] = typer.Option([], help="Leave out annotations that cannot be imported, by kind: --ignore polygons."),
     boxes: str = typer.Option(
         "refuse", help="Boxes that are not finite or have a negative size: refuse, keep, clip (at the borders of the image), or drop."
     ),
@@ -93,7 +93,7 @@ def import_(
         )  # fmt: skip
         show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"
         if report.skipped:
-            show.done += f"; skipped {show.count(report.skipped, 'sample')} that it has already"
+            show.done += f"; skipped {show.count(report.skipped, 'sample')} that it already has"
     _print(report, progress.console, as_json)
 
 
@@ -118,14 +118,14 @@ def _print(report: Report, console: Console, as_json: bool) -> None:
     print(show.done, flush=True)
     for old, new in report.renamed.items():
         print(
-            f"column `{show.plain(old)}` is named `{show.plain(new)}`, because a dataset cannot have its name; --rename {show.plain(old)}=… chooses another"
+            f"column `{show.plain(old)}` is named `{show.plain(new)}`, because its own name is not allowed in a dataset; --rename {show.plain(old)}=… chooses another"
         )
     if report.left_out_kinds:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in report.left_out_kinds.items())
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
         print(f"left out {kinds}{': ' if some else ''}{some}")
     if report.corrected_boxes:
-        print(f"corrected {report.corrected_boxes:,} boxes, as --boxes says")
+        print(f"corrected {report.corrected_boxes:,} boxes, as --boxes specifies")
     if report.refused:
         refused_table = show.table(f"refused {show.count(len(report.refused), 'item')}", "item", "code", "message")
         for refusal in report.refused[:50]:

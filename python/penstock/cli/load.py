@@ -39,7 +39,7 @@ def _line(operation: str, line: dict[str, float]) -> str:
 
 # Over 6 parameters: each is an option of the command line.
 def load(
-    bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written below the prefix."),
+    bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written under the prefix."),
     size: str = typer.Option("1MiB", "--size", help="The size of an object, such as 100KB or 10MiB."),
     objects: int = typer.Option(
         100, "--objects", min=1, max=10_000_000, help="Number of objects. They are written first, and then read and overwritten."
@@ -49,7 +49,7 @@ def load(
     seconds: float = typer.Option(30.0, "--seconds", help="Duration of the load. With --tune, each step lasts a tenth of it."),
     tune: bool = typer.Option(False, "--tune", help="Search for the fewest workers that reach nearly the best throughput."),
     existing: bool = typer.Option(
-        False, "--existing", help="Use the objects of an earlier run with --keep and the same size and number. They are kept."
+        False, "--existing", help="Use the objects from an earlier run with --keep and the same size and number. They are kept."
     ),
     keep: bool = typer.Option(False, "--keep", help="Do not delete the objects at the end."),
     verify: bool = typer.Option(False, "--verify", help="Verify the checksum of each body."),

@@ -24,7 +24,7 @@ def serve(
         "",
         "--write-back",
         help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged once they are in this folder, and sent to the cold store later. "
-        "Risk: until then, its drive has the only copy of up to that many bytes, and later writes by others to the cold store are overwritten.",
+        "Risk: until then, its drive holds the only copy of up to that many bytes, and later writes by others to the cold store are overwritten.",
     ),
     listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
     keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
@@ -32,7 +32,7 @@ def serve(
         False, "--signature-v2", help="Also accept version 2 signatures, for old clients. They cover neither the host nor the body."
     ),
     anonymous: bool = typer.Option(False, "--anonymous", help="Accept unsigned requests. Allowed only on a loopback address."),
-    tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS."),
+    tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the certificate chain, to serve HTTPS."),
     tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
     status: str = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101."),
     status_token: str = typer.Option(
@@ -53,7 +53,7 @@ def serve(
         "--stale-if-error",
         min=0.0,
         max=3650 * 86400.0,
-        help="While the cold store fails, serve objects that were confirmed at most this many seconds ago, with the headers Age and Warning.",
+        help="While the cold store is failing, serve objects that were confirmed at most this many seconds ago, with the headers Age and Warning.",
     ),
     immutable: list[str] = typer.Option(
         [], "--immutable", help="A prefix, such as bucket/folder/, whose objects never change and need no revalidation. Can be repeated."
@@ -99,7 +99,7 @@ def serve(
     ),
     check: bool = typer.Option(False, "--check", help="Check the options and their files, and exit without serving or creating anything."),
     drain_seconds: float = typer.Option(
-        30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to finish after that."
+        30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to finish once the server accepts no connections."
     ),
 ) -> None:
     """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
@@ -111,9 +111,9 @@ def serve(
     contradictions = (
         (anonymous == bool(keys), "give either --keys FILE or --anonymous"),
         (bool(tls_certificate) != bool(tls_key), "give --tls-certificate and --tls-key together"),
-        (bool(status_token) and not status, "--status-token needs --status, the address of the status"),
-        (status_tls and not status, "--status-tls needs --status, the address of the status"),
-        (status_tls and not tls_key, "--status-tls needs --tls-certificate and --tls-key"),
+        (bool(status_token) and not status, "--status-token requires --status, the address of the status page"),
+        (status_tls and not status, "--status-tls requires --status, the address of the status page"),
+        (status_tls and not tls_key, "--status-tls requires --tls-certificate and --tls-key"),
         (signature_v2 and anonymous, "--signature-v2 has no effect with --anonymous, which accepts no signatures"),
         (bool(immutable) and not cache, "--immutable has no effect without --cache"),
     )

@@ -35,14 +35,14 @@ class _Status:
         except urllib.error.HTTPError as error:
             if error.code != 401:
                 raise typer.BadParameter(f"no status at {self.url}: {error.code} {error.reason}") from None
-            found = "the token is wrong" if self.token else "it needs a token"
-            raise typer.BadParameter(f"no status at {self.url}: {found}; give --token FILE, with the file of --status-token") from None
+            found = "the token is wrong" if self.token else "a token is required"
+            raise typer.BadParameter(f"no status at {self.url}: {found}; give --token FILE, the file of --status-token") from None
         except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
-                text = f"{reason.verify_message}; give --ca FILE, with the certificate of its authority"
+                text = f"{reason.verify_message}; give --ca FILE with its CA certificate"
             else:
-                text = f"{reason}; start the server with --status, and name that address, with https:// if it has --status-tls"
+                text = f"{reason}; start the server with --status, and give that address, with https:// if --status-tls is set"
             raise typer.BadParameter(f"no status at {self.url}: {text}") from None
 
 
@@ -52,12 +52,12 @@ def _token_of(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & 0o027:
-                raise typer.BadParameter(f"cannot use the token of `{path}`: its mode {mode:o} lets others use it; run chmod 600 {path}")
+                raise typer.BadParameter(f"cannot use the token in `{path}`: its mode {mode:o} lets others use it; run chmod 600 {path}")
             token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot use the token of `{path}`: {error}") from None
+        raise typer.BadParameter(f"cannot use the token in `{path}`: {error}") from None
     if not token.isascii() or not token.isprintable() or not token:
-        raise typer.BadParameter(f"cannot use the token of `{path}`: expected one line of ASCII letters")
+        raise typer.BadParameter(f"cannot use the token in `{path}`: expected one line of ASCII characters")
     return token
 
 
@@ -65,7 +65,7 @@ def _trust(path: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"cannot use the certificates of `{path}`: {error}; give a file in PEM format") from None
+        raise typer.BadParameter(f"cannot use the certificates in `{path}`: {error}; give a file in PEM format") from None
 
 
 def _lines(sample: dict[str, Any]) -> list[str]:
@@ -78,7 +78,7 @@ def _lines(sample: dict[str, Any]) -> list[str]:
         return f"{size_text(sample[f'{name}_bytes_per_second'])}/s"
 
     gets = sample["warm_gets"] + sample["cold_gets"]
-    verdict = "idle" if sample["verdict"] == "idle" else f"the limit is: {sample['verdict']}"
+    verdict = "idle" if sample["verdict"] == "idle" else f"limiting factor: {sample['verdict']}"
     lines = [
         f"{verdict} ({sample['why']})",
         f"sent {rate('sent')}, received {rate('received')}, from the cold store {rate('cold')}",
@@ -90,7 +90,7 @@ def _lines(sample: dict[str, Any]) -> list[str]:
         lines.append(f"{sample['pending_objects']:,} objects ({size_text(sample['pending_bytes'])}) are not in the cold store yet")
     lines += [f"quota {quota['name']}: {size_text(quota['used_bytes'])} of {size_text(quota['limit_bytes'])}" for quota in sample["quotas"]]
     for drive in sample["drives"]:
-        state = "" if drive["is_usable"] else " (left alone: it failed, or its folder is gone)"
+        state = "" if drive["is_usable"] else " (not used: it failed, or its folder is gone)"
         lines.append(
             f"{drive['folder']}{state}: {size_text(drive['bytes'])} of {size_text(drive['budget_bytes'])}, busy {share(drive['busy'])}, "
             f"{drive['corrupt_pages']:,} corrupt pages"
@@ -101,7 +101,7 @@ def _lines(sample: dict[str, Any]) -> list[str]:
 def top(
     address: str = typer.Argument("127.0.0.1:9101", help="The address of the server's --status option."),
     token: str = typer.Option("", "--token", help="The file of --status-token. Only its owner may read it."),
-    ca: str = typer.Option("", "--ca", help="A PEM file with the certificate authority of the server, for https:// addresses."),
+    ca: str = typer.Option("", "--ca", help="A PEM file with the server's CA certificate, for https:// addresses."),
     once: bool = typer.Option(False, "--once", help="Print once and exit."),
     as_json: bool = typer.Option(False, "--json", help="Print the status as JSON once and exit."),
 ) -> None:

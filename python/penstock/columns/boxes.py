@@ -65,7 +65,7 @@ class Boxes(ColumnType):
     @classmethod
     def from_text(cls, text: str) -> Self:
         if text not in ("", *FORMATS):
-            raise ValueError(f"a form of boxes is xyxy, xywh or cxcywh, but `{text}` was given")
+            raise ValueError(f"the box format is `{text}`, expected xyxy, xywh or cxcywh")
         return cls(text or "xyxy")
 
     def read_dtype(self) -> str | None:
@@ -92,7 +92,7 @@ class Boxes(ColumnType):
         if format not in FORMATS:
             raise InvalidInputError(
                 f"the boxes have the format `{format}`, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
-                hint="convert them first, and remove the metadata of their Arrow field",
+                hint="convert the boxes first, and remove the metadata from their Arrow field",
             )
         _, flat, ends, shapes, validity = self.prepare(values)
         boxes = converted(np.asarray(flat).view(np.float32).reshape(-1, 4), format, self.format)

@@ -57,7 +57,7 @@ class Image(ColumnType):
     @classmethod
     def from_text(cls, text: str) -> Self:
         if text and text not in MODES:
-            raise ValueError(f"a mode of images is one of {', '.join(MODES)}, but `{text}` was given")
+            raise ValueError(f"the image mode is `{text}`, expected one of {', '.join(MODES)}")
         return cls(mode=text or "RGB")
 
     def sample_shape(self) -> tuple[int | None, ...]:

@@ -46,7 +46,7 @@ class Tensor(ColumnType):
         sizes = tuple(self.shape)
         for size in sizes:
             if size is not None and (not is_whole(size) or size < 0):
-                raise InvalidInputError(f"dimension is {size!r}, expected a whole number or None", code="invalid-schema")
+                raise InvalidInputError(f"a dimension is {size!r}, expected a whole number or None", code="invalid-schema")
         object.__setattr__(self, "shape", tuple(None if size is None else int(size) for size in sizes))
         if self.tile is not None:
             sides = tuple(self.tile) if isinstance(self.tile, tuple | list) else (None,)

@@ -135,7 +135,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
 
     def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
-            "this method of pyarrow.dataset.Dataset needs files of a kind that pyarrow reads", hint="use to_table() first"
+            "this method of pyarrow.dataset.Dataset needs files in a format that pyarrow reads", hint="use to_table() first"
         )
 
     get_fragments = _get_fragments = replace_schema = join = join_asof = sort_by = _unsupported

@@ -118,7 +118,7 @@ def _of_path(path: pathlib.Path) -> Iterator[Callable[[int], _File]]:
     if place.is_dir() or not place.parent.is_dir():
         what = "it is a folder" if place.is_dir() else f"the folder `{place.parent}` does not exist"
         raise InvalidInputError(
-            f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder, or file_bytes for several"
+            f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder, or file_bytes to write several"
         )
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     if mode is not None and not path.is_file():
@@ -172,7 +172,7 @@ def _of_object(uri: str, options: list[tuple[str, str]]) -> Iterator[Callable[[i
     """Write one file to a store. It appears when it is complete, and replaces an older one."""
     if "/" not in uri.partition("://")[2].strip("/"):
         raise InvalidInputError(
-            f"cannot write `{uri}`: it has no name of a file", hint="write it as s3://bucket/name.parquet, or give file_bytes for several"
+            f"cannot write `{uri}`: it has no file name", hint="write it as s3://bucket/name.parquet, or give file_bytes to write several"
         )
     output = _core.Output(uri, options)
     with _undone(output, uri, []):
@@ -198,7 +198,7 @@ def _check_others(place: pathlib.Path | str, other: str | None) -> None:
     """Refuse a folder that has another file."""
     if other is not None:
         raise InvalidInputError(
-            f"cannot write several files to `{place}`: it has `{other}`", hint="give a new or empty folder, and one to each export"
+            f"cannot write several files to `{place}`: it has `{other}`", hint="give each export its own new or empty folder"
         )
 
 

@@ -127,7 +127,7 @@ class Log(Sequence[Commit]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> NoReturn:
-        raise unpicklable("a Log", "it reads commits when they are needed: pass on list(log), or the dataset")
+        raise unpicklable("a Log", "a log reads commits on demand: pass list(log) or the dataset instead")
 
     def __repr__(self) -> str:
         shown = [f"{commit.snapshot}  {commit.message}" for commit in self[:10]]

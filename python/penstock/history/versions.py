@@ -110,7 +110,9 @@ class Versions(View):
             if which._snapshot.dataset_id != self._snapshot.dataset_id:
                 raise InvalidInputError(f"`{which.uri}` is another dataset than `{self.uri}`", hint="open snapshots of the same dataset")
             if not which._view.is_all():
-                raise InvalidInputError("cannot use a selection of samples as a snapshot", hint="give the dataset that was selected from")
+                raise InvalidInputError(
+                    "cannot use a selection of samples as a snapshot", hint="give the dataset that the samples were selected from"
+                )
             return which._snapshot
         text = snapshot_id_of(which, "find")
         digits = re.fullmatch(r"[0-9a-f]+-\d+(?:-([0-9a-f]{0,32}))?", text)
@@ -235,7 +237,7 @@ class Versions(View):
         The branch gets the samples that the other side added since both were one, without those that it deleted, and its new values. Row
         ids remain the same. A value that both sides changed differently is a conflict. So is a sample that one side changed and the other
         one deleted. A sample that never lived on this branch was not deleted here, so a merge brings it. One that either side had and deleted is deleted,
-        unless the other side has other values of it: then it is a conflict. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
+        unless the other side has other values of it: then it is a conflict. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of column names to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
         no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. If both
         sides added one stage, one of them must delete its samples first.
@@ -352,6 +354,8 @@ def _policies(on_conflict: str | Mapping[str, str]) -> tuple[str, list[tuple[str
     if isinstance(on_conflict, str):
         return on_conflict, []
     if not isinstance(on_conflict, Mapping) or not all(isinstance(text, str) for pair in on_conflict.items() for text in pair):
-        raise InvalidInputError(f"cannot merge: on_conflict is {on_conflict!r}, expected fail, ours, theirs, or a dict of columns to these")
+        raise InvalidInputError(
+            f"cannot merge: on_conflict is {on_conflict!r}, expected fail, ours, theirs, or a dict of column names to these"
+        )
     columns = [(name, policy) for name, policy in on_conflict.items() if name != "*"]
     return on_conflict.get("*", "fail"), columns

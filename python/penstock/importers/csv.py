@@ -54,7 +54,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
     import_pandas()
     for what, text in (("delimiter", options.delimiter or ","), ("quote character", options.quote or '"')):
         if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\0\r\n":
-            raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
+            raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not a single ASCII character")
     inferred = _Reading(path, options, None, lambda _: None).schema
     options, named = options.named(every := _names(path, inferred, options), path)
     names = list(named)
@@ -66,7 +66,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
         if not kind.has_text:
             raise InvalidInputError(
                 f"column `{name}` of a CSV file cannot be {kind}",
-                hint="use a scalar, Text, Category, Label, Json or Bytes, or Image or Mask for names of files",
+                hint="use a scalar, Text, Category, Label, Json or Bytes, or Image or Mask for file names",
             )
 
     def chunks() -> Generator[Chunk, None, None]:
@@ -111,7 +111,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
             raise InvalidInputError(
                 f"cannot import `{path}`: a quote in row {last_row if open_row is None else open_row} is never closed",
                 code="invalid-value",
-                hint="the file may be cut short; if it does not use quotes, import it with --quote ''",
+                hint="the file may be truncated; if it does not use quotes, import it with --quote ''",
             )
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused), done=done)

@@ -151,7 +151,7 @@ class Known:
                 if there[at] != keys[row]:  # Other keys may have the same hash.
                     continue
                 if self.unique and found[row] is not None:
-                    text = f"`{self.key}` is not a key: two samples of the dataset have {keys[row]!r}"
+                    text = f"`{self.key}` is not a key: two samples in the dataset have {keys[row]!r}"
                     raise InvalidInputError(text, code="key-not-unique", hint="delete one of the samples, or use another key")
                 # Only bytes can be compared with what is stored.
                 same = self.image is None or not isinstance(images[row], bytes) or batch[self.image][at] == images[row]
@@ -171,14 +171,14 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
         images = [bytes(value) if isinstance(value, bytearray | memoryview) else value for value in images]
         found = known.find(keys, images)
         if not skip and (first := next((key for key, there in zip(keys, found, strict=True) if there is not None), None)) is not None:
-            text = f"cannot import `{first}`: the dataset has a sample with this {known.key} already"
+            text = f"cannot import `{first}`: the dataset already has a sample with this {known.key}"
             raise AlreadyExistsError(text, code="already-imported", hint=HINT)
         rows = [row for row, there in enumerate(found) if there is None]
         report.skipped += sum(there is True for there in found)
         if len(rows) == chunk.rows:
             yield chunk
             continue
-        why = f"the dataset has another image with this {known.key}; import it with mode append, or under another {known.key}"
+        why = f"the dataset has a different image with this {known.key}; import this one with mode append, or under another {known.key}"
         others = [Refusal(chunk.name(row), "already-imported", why) for row, there in enumerate(found) if there is False]
         part = part_of(chunk, rows)
         part.refused = [*chunk.refused, *others]

@@ -110,7 +110,7 @@ class _Text:
         if self.ended:
             return False
         if len(self.text) - self.at > LONGEST_ELEMENT:
-            raise self.wrong(f"an element is longer than {LONGEST_ELEMENT} letters")
+            raise self.wrong(f"an element is longer than {LONGEST_ELEMENT} characters")
         try:
             piece = self._rest + bytes(self._stream.read(size))
         except OSError as error:  # The compressed file is truncated or damaged.

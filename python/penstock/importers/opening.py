@@ -87,7 +87,7 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
         if isinstance(source, Mapping) and source and all(is_table(table) for table in source.values()):
             raise InvalidInputError(
                 f"cannot import a dict of tables: {', '.join(map(str, source))}",
-                hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the part, and append one after the other",
+                hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the table, and append one after another",
             )
         _check_shuffled("table", common)
         if isinstance(source, list | tuple) and source and is_table(source[0]):
@@ -112,7 +112,7 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
         )
     path = pathlib.Path(local)
     if (path / "log").is_dir() and _is_dataset(path):
-        raise InvalidInputError(f"cannot import `{path}`: it is a dataset already", hint=_COPY)
+        raise InvalidInputError(f"cannot import `{path}`: it is already a dataset", hint=_COPY)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
     if path.suffix.lower() == ".xz":
@@ -123,7 +123,7 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
     if chosen == "jsonl" and path.is_file() and json.is_array(path, str(options.get("encoding") or "utf-8")):
         chosen = "json"
     if chosen not in SHUFFLED:
-        _check_shuffled(f"file of format {chosen}", common)
+        _check_shuffled(f"{chosen} file", common)
     importer = FORMATS[chosen]
     own = own_options(importer.options)
     # Options for other formats have no effect. None selects the format's own default, if it has one.

@@ -131,7 +131,7 @@ def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path], known: bool) ->
         return {}
     if outside := [str(file.relative_to(folder)) for file in files if file not in found]:
         raise InvalidInputError(
-            f"cannot import `{folder}`: it has files of {' and '.join(splits)}, but `{outside[0]}` is outside",
+            f"cannot import `{folder}`: it has files in {' and '.join(splits)}, but `{outside[0]}` is outside them",
             hint=f"leave it out: exclude=[{outside[0]!r}] (--exclude), or pass split=False (--no-split)",
         )
     return found

@@ -201,7 +201,7 @@ def _list(values: list[Any]) -> Tensor | None:
 def _tensor(arrays: list[Any], name: str) -> ColumnType:
     ranks = {array.ndim for array in arrays}
     if len(ranks) != 1:
-        raise InvalidInputError(f"cannot import column `{name}`: its arrays have {sorted(ranks)} dimensions, expected equal numbers")
+        raise InvalidInputError(f"cannot import column `{name}`: its arrays have {sorted(ranks)} dimensions, expected the same number")
     shapes = np.array([array.shape for array in arrays])
     shape = tuple(int(sizes[0]) if (sizes == sizes[0]).all() else None for sizes in shapes.T)
     try:

@@ -122,7 +122,7 @@ def import_data(
             if not created and (isinstance(error, AlreadyExistsError) or mode == "append"):
                 raise
             if not again:
-                error.hint = "import it again: rows that come from an iterator cannot be read again"
+                error.hint = "import it again: rows from an iterator cannot be read twice"
                 raise
         except NotFoundError as error:
             # Perhaps somebody else created the destination, failed, and removed it.
@@ -155,7 +155,7 @@ class _Import:
         there = _existing(self.destination, self.branch, self.storage_options)
         if there is not None and self.options.mode == "create":
             raise AlreadyExistsError(
-                f"cannot create `{self.destination}`: it is a dataset already", hint="choose another destination, or another mode"
+                f"cannot create `{self.destination}`: it is already a dataset", hint="choose another destination, or another mode"
             )
         options = dataclasses.replace(self.options, defaults={} if there is None else there.schema)
         # With keys, a limit does not count what is left out.
@@ -188,7 +188,7 @@ class _Import:
         """Return what a commit says about its source: nothing for tables in memory. `root` is the folder of files that it names."""
         if not opened.files and self.options.mode == "skip-existing" and self.options.key is None and self.options.name is None:
             raise InvalidInputError(
-                f"cannot import {name} with mode={self.options.mode!r}: it is unknown whether it was imported already",
+                f"cannot import {name} with mode={self.options.mode!r}: it is unknown whether it was already imported",
                 hint='name a column whose values identify rows: key="id" (--key id); or name the rows: name="part 1"; or import a file',
             )
         if not opened.files:
@@ -206,17 +206,17 @@ class _Import:
         """Return the report if everything was imported already, or None if the rest is found by keys."""
         commit = before.commit
         if not opened.files and before.same and self.options.mode is None:
-            rows = "rows that begin with the same ones" if self.options.name is None else f"rows of the name {self.options.name!r} already"
+            rows = "rows that begin with the same ones" if self.options.name is None else f"rows named {self.options.name!r}"
             raise AlreadyExistsError(
                 f"cannot import the {name}: commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported {rows}",
                 code="already-imported",
-                hint='name a column whose values identify rows: key="id"; or name these rows, if they are others: name="part 2"; '
+                hint='name a column whose values identify rows: key="id"; or name these rows, if they are different ones: name="part 2"; '
                 'or mode="append" imports all of them again',
             )
         if not before.same:
             if key is not None:
                 return None
-            text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported it when it had other contents"
+            text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported it with different contents"
             raise AlreadyExistsError(
                 f"cannot import `{name}`: {text}, and it is unknown which rows are new",
                 code="already-imported",
@@ -288,8 +288,8 @@ def _offered(
 
 def _imported(name: str, before: earlier.Earlier) -> AlreadyExistsError:
     """Make the error for a source that was imported already."""
-    part = "" if before.whole else ", or a part of them,"
-    text = f"commit {before.commit.snapshot} ({before.commit.time:%Y-%m-%d %H:%M} UTC) imported the same files{part} already"
+    part = "" if before.whole else ", or part of them"
+    text = f"commit {before.commit.snapshot} ({before.commit.time:%Y-%m-%d %H:%M} UTC) already imported the same files{part}"
     hint = earlier.HINT if before.whole else 'mode="append" (--mode append) imports all of them again'
     return AlreadyExistsError(f"cannot import `{name}`: {text}", code="already-imported", hint=hint)
 

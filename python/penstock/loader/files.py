@@ -74,7 +74,7 @@ class Files(View):
         return self._hash
 
     def _pin(self, name: str) -> None:
-        raise UnsupportedError("cannot pin files in place, which have no snapshots to pin", hint="omit pin=")
+        raise UnsupportedError("cannot pin files in place: they have no snapshots", hint="omit pin=")
 
     def _other(self, what: str, samples: int) -> str:
         return f"a state depends on the names and sizes of its files: the state has {samples} files, but {self.root} has {len(self)}"

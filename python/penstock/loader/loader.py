@@ -317,7 +317,7 @@ class Loader:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise unpicklable("a Loader", "make one where you need it, and pass on its state: loader.state_dict()")
+        raise unpicklable("a Loader", "make one where you need it, and pass its state: loader.state_dict()")
 
     def __repr__(self) -> str:
         return f"<penstock.Loader of {', '.join(source.view.uri for source in self.recipe.sources)}: {len(self)} batches of {self.global_batch_size}>"

@@ -79,5 +79,5 @@ def _replaced() -> ClosedError:
 
 
 def _two_threads() -> ClosedError:
-    text = "two threads are iterating over this loader at once: each batch would reach only one of them"
+    text = "two threads are iterating over this loader at the same time: each batch would reach only one of them"
     return ClosedError(text, code="loader-closed", hint="give each thread its own loader, or pass batches through a queue")

@@ -64,7 +64,7 @@ def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> 
     numbers = [number for *_, number in all_of_them]
     if sorted(numbers) != list(range(world_size)):
         raise InvalidInputError(
-            f"ranks do not agree on their numbers: the loaders of processes 0 to {world_size - 1} have ranks {numbers}",
+            f"ranks do not agree on their numbers: the loaders in processes 0 to {world_size - 1} have ranks {numbers}",
             hint="omit rank and world_size, or give each process its own rank",
         )
     for number, (theirs, other, _) in enumerate(all_of_them):

@@ -137,7 +137,7 @@ class Recipe:
             if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
                 theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
-                    f"cannot load a state of format {theirs}: this release reads {ours}",
+                    f"cannot load a state in format {theirs}: this release reads {ours}",
                     hint="the order would differ in this release; continue with the release that saved the state",
                 )  # fmt: skip
             sources = list(state["sources"])

@@ -94,7 +94,7 @@ def _kept(total: int, room: int, twice: int, again: int, shuffled: bool) -> str:
         return f"all {size_text(total)} are fetched once, and then stay in this loader's memory{later}"
     repeated = f"{size_text(twice)} are fetched more than once in the first epoch, and " if twice else ""
     again_text = f"{repeated}{size_text(again)} are fetched again in each later epoch"
-    return f"up to {size_text(room)} of {size_text(total)}, what is read next{later}. {again_text}"
+    return f"up to {size_text(room)} of {size_text(total)}, the data that is read next{later}. {again_text}"
 
 
 def _quality(loader: Loader, probe: _core.Loader, looked: list[int]) -> float:

@@ -173,7 +173,7 @@ class Source:
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(
-                "cannot load the state: its weights differ from this loader's", hint="pass the weights that the state was taken with"
+                "cannot load the state: its weights differ from this loader's", hint="pass the weights that the state was saved with"
             )
         if state["snapshot"] == own["snapshot"] and state["order"] == self.order:
             return self

@@ -82,7 +82,7 @@ class Stages:
             with Noted(fn, f"step {number}"):
                 batch = fn.drawn(batch, _random(seed, 1 + place, 0, number)) if isinstance(fn, Mixing) else fn(batch)
             if not isinstance(batch, dict):
-                raise InvalidInputError(f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values")
+                raise InvalidInputError(f"{fn!r} returned a {type(batch).__name__}, expected a dict of column names to values")
         self.seconds += time.perf_counter() - began
         return batch
 
@@ -96,7 +96,7 @@ class Stages:
                 with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng) if takes_rng(fn) else fn(sample)
                 if not isinstance(sample, dict):
-                    raise InvalidInputError(f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value")
+                    raise InvalidInputError(f"{fn!r} returned a {type(sample).__name__}, expected a dict of column names to values")
             samples.append(sample)
         made = collated(samples, about["position"], batch, self.kinds)
         if lacking := [name for name in self.ragged if name not in made]:
@@ -187,7 +187,7 @@ def _on(stage: Transform, outputs: Mapping[str, str], kinds: Mapping[str, Column
     if isinstance(stage, ConvertBoxes):
         if boxes := [name for name, kind in kinds.items() if kind.box_format]:
             return boxes
-        raise InvalidInputError("ConvertBoxes: the loader returns no boxes", hint="declare them as ps.Boxes")
+        raise InvalidInputError("ConvertBoxes: the loader returns no boxes", hint="declare the columns as ps.Boxes")
     images = [name for name, kind in kinds.items() if kind.is_image]
     if len(images) != 1:
         raise InvalidInputError(f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", hint="write on=…")

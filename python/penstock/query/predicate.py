@@ -100,7 +100,7 @@ _PLACE = "_place"
 # How to choose samples by more than a condition on each.
 _INSTEAD = {
     "delete": "select the row ids first, then delete them",
-    "filter": 'ask DuckDB for positions, with all of SQL over ds.to_arrow_dataset(["_position", …]), then ds.select them',
+    "filter": 'query positions with full SQL over ds.to_arrow_dataset(["_position", …]), then pass them to ds.select',
 }
 # The parts of which a condition on single samples consists, as DuckDB names their classes.
 _PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"}

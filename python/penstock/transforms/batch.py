@@ -24,7 +24,7 @@ class PerBatch:
     def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         name = type(fn).__name__
         if type(fn).__module__.startswith("torchvision.") and name in ("MixUp", "CutMix"):
-            raise InvalidInputError(f"{name} of torchvision takes two tensors", hint=f"write T.{name}(…) instead")
+            raise InvalidInputError(f"torchvision's {name} takes two tensors", hint=f"write T.{name}(…) instead")
         self.fn = fn
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def followers_of(image: str, outputs: Mapping[str, str], kinds: Mapping[str, Col
     alone = [name for name, kind in kinds.items() if kind.moves and kind.belongs_to is None]
     if alone:
         raise InvalidInputError(
-            f"{transform} moves `{image}`, and nothing says whether `{alone[0]}` moves with it",
+            f"{transform} moves `{image}`, but nothing specifies whether `{alone[0]}` moves with it",
             hint=f'name what moves: on=("{image}", "{alone[0]}"); or declare the column with of="{outputs[image]}"',
         )
     return [name for name, kind in kinds.items() if kind.belongs_to == outputs[image]]
@@ -101,7 +101,7 @@ class Torchvision:
         if not self._takes_samples and (others := [name for name in names if not kinds[name].is_image]):
             raise InvalidInputError(
                 f"{self!r} takes one image, so `{others[0]}` cannot follow it",
-                hint=f"use a transform of v2, such as v2.RandomHorizontalFlip; or T.Torchvision(function, on={names[0]!r}) to leave `{others[0]}` as it is",
+                hint=f"use a v2 transform, such as v2.RandomHorizontalFlip; or T.Torchvision(function, on={names[0]!r}) to leave `{others[0]}` as it is",
             )
         made = Torchvision(self.fn, names)
         # The image comes first, because boxes need its size.
@@ -135,17 +135,17 @@ def _check(transform: Any) -> None:
     """Refuse transforms of torchvision that do not apply to a sample as it is."""
     module, name = type(transform).__module__, type(transform).__name__
     if module in ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment"):
-        wrong, hint = "is of the first version of torchvision's transforms", f"write torchvision.transforms.v2.{name}(…)"
+        wrong, hint = "is a version 1 transform", f"write torchvision.transforms.v2.{name}(…)"
     elif name in ("MixUp", "CutMix"):
-        wrong, hint = "mixes the samples of a batch", f"write T.{name}(…), after all functions of one sample"
+        wrong, hint = "mixes the samples of a batch", f"write T.{name}(…), after all per-sample functions"
     elif name == "SanitizeBoundingBoxes" and getattr(transform, "labels_getter", None) == "default":
-        wrong = "does not know which column has the labels"
+        wrong = "does not know which column contains the labels"
         hint = 'write T.SanitizeBoundingBoxes(on=("boxes", "labels")), or v2.SanitizeBoundingBoxes(labels_getter=None)'
     else:
         for inner in getattr(transform, "transforms", None) or ():
             _check(inner)
         return
-    raise InvalidInputError(f"{name} of torchvision {wrong}", hint=hint)
+    raise InvalidInputError(f"torchvision's {name} {wrong}", hint=hint)
 
 
 def _from_torch(value: Any, kind: ColumnType | None, before: Any) -> Any:

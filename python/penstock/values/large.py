@@ -55,7 +55,7 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
             raise fail("is partly masked", row, hint="make the whole sample null, or none of it")
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in box):
-            raise fail(f"returned an array of the shape {array.shape} for {box}", row)
+            raise fail(f"returned an array of shape {array.shape} for {box}", row)
         if array.dtype.kind in "mM" and np.isnat(array).any():
             raise fail("contains NaT, which is allowed only in scalar columns", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

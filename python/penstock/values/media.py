@@ -68,7 +68,7 @@ def picture(value: Any, row: int, mask: bool) -> Any:
         if value.dtype.kind == "f":
             hint = "write (255 * image).astype(np.uint8), or store the values as ps.Tensor"
         elif value.ndim == 3 and value.shape[0] in (1, 3, 4):
-            hint = "write image.transpose(1, 2, 0), and image.permute(1, 2, 0) in torch"
+            hint = "write image.transpose(1, 2, 0), or image.permute(1, 2, 0) in torch"
         raise fail(f"is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row, hint=hint)
     height, width, channels = value.shape if value.ndim == 3 else (*value.shape, 1)
     return (height, width, channels, value.dtype.itemsize * 8, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
@@ -79,7 +79,7 @@ def refuse_one_image(values: Any) -> None:
     shape = tuple(getattr(values, "shape", ()))
     if len(shape) == 3 and shape[2] in (1, 3, 4):
         raise fail(
-            f"an array of the shape {shape}, which could be either one image or {shape[0]} grey images",
+            f"an array of shape {shape}, which could be either one image or {shape[0]} grey images",
             hint="write [array] for one image; pass grey images as (N, H, W, 1), or as a list",
         )
 

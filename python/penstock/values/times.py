@@ -58,7 +58,7 @@ def cast_times(array: Array, dtype: str, refuse: Refuse) -> Array | None:
         out = array.astype(wanted)
         if (bad := (out.astype(array.dtype) != array) & valid).any():
             since = " since 1970" if dtype == "timestamp" else ""
-            raise refuse(bad, f"is out of the range of microseconds{since} in 64 bits", None)
+            raise refuse(bad, f"is out of the range of 64-bit microseconds{since}", None)
     elif count == 1:  # NumPy's own conversion overflows at the ends of the range.
         whole, digits = np.divmod(array.view(np.int64), parts)
         if (bad := (digits != 0) & valid).any():
@@ -150,7 +150,7 @@ def _duration(item: Any, row: int) -> Any:
     elif isinstance(item, datetime.timedelta):
         total = item // datetime.timedelta(microseconds=1)
         if not -(2**63) < total < 2**63:  # NumPy would wrap around.
-            raise fail(f"is {shown(item)}, which is out of the range of microseconds in 64 bits", row)
+            raise fail(f"is {shown(item)}, which is out of the range of 64-bit microseconds", row)
         item = np.timedelta64(total, "us")
     if not isinstance(item, np.timedelta64):
         raise fail(f"is {shown(item)}, expected duration", row, hint=_NO_UNIT)

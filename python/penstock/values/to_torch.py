@@ -45,7 +45,7 @@ def _pixels(value: Any, what: str) -> torch.Tensor:
     if not isinstance(value, np.ndarray):
         raise InvalidInputError(
             f"the {what} is {type(value).__name__}, expected an array",
-            hint="leave out decode=False and ToPILImage: transforms of v2 take tensors",
+            hint="leave out decode=False and ToPILImage: v2 transforms take tensors",
         )
     return torch.from_numpy(np.array(value))
 

@@ -34,7 +34,7 @@ def sample(view: View, count: int, seed: int) -> View:
     """Select the samples with the smallest hashes."""
     view, count, seed = view._as_it_is(), whole(count, "count", 0), whole_seed(seed)
     if count > len(view):
-        raise InvalidInputError(f"cannot choose {count} samples: there are {len(view)}", hint="write select(range(…)), or use fewer")
+        raise InvalidInputError(f"cannot choose {count} samples: there are {len(view)}", hint="choose fewer, or write select(range(…))")
     return view._narrowed(view._view.sample(seed, count))
 
 
@@ -75,13 +75,13 @@ def _warn_of_sizes(counts: Sequence[int], shares: Mapping[str, float], group: st
     """Warn of parts that are empty, or whose size is far from the wanted one."""
     total = sum(counts)
     far = [
-        f"`{name}` has {count} samples, {share * total:.4g} were wanted"
+        f"`{name}` has {count} samples instead of {share * total:.4g}"
         for (name, share), count in zip(shares.items(), counts, strict=True)
         if share > 0 and total and (count == 0 or abs(count - share * total) > max(1, _FAR * total))
     ]
     if far:
         why = "there are few samples" if group is None else f"the groups of `{group}` are few or unequal"
-        text = f"of the {total} samples of this split, {'; '.join(far)}: {why}. Choose other fractions, or store the parts in a column"
+        text = f"of the {total} samples in this split, {'; '.join(far)}: {why}. Choose other fractions, or store the parts in a column"
         warnings.warn(text, stacklevel=4)
 
 
@@ -286,7 +286,9 @@ def filtered(
         from penstock.query import predicate
 
         if columns is not None or progress is not False:
-            raise InvalidInputError("cannot filter by SQL with `columns` or `progress`", hint="leave them out: SQL reads what it names")
+            raise InvalidInputError(
+                "cannot filter by SQL with `columns` or `progress`", hint="leave them out: SQL reads only the columns that it names"
+            )
         return predicate.positions(view, function)
     if not callable(function):
         raise InvalidInputError(

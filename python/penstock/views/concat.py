@@ -282,7 +282,7 @@ def _ordered(view: View, names: list[str]) -> View:
         raise InvalidInputError(
             f"cannot join views: only one of them has column `{min(lacking)}`",
             code="invalid-schema",
-            hint="choose the columns that all have: ds.select_columns([…])",
+            hint="choose the columns that all views have: ds.select_columns([…])",
         )
     return view.select_columns(names)
 

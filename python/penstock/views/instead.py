@@ -42,9 +42,9 @@ INSTEAD = {
     "add": "write ds.append({column: values})",
     "insert": "write ds.append({column: values})",
     "sample": "choose in each view first: ps.concat([one.sample(50), other.sample(50)])",
-    "save": "nothing: append and transactions store at once",
+    "save": "nothing: append and transactions store data immediately",
     "close": "nothing: a dataset holds no lock; del ds frees its memory",
-    "flush": "nothing: append and transactions store at once",
+    "flush": "nothing: append and transactions store data immediately",
 }
 
 

@@ -81,7 +81,7 @@ class View(Readable):
 
     def _other(self, what: str, samples: int) -> str:
         """Return the error hint for a state whose `what` differs and which was taken with `samples` samples."""
-        return f"open the {what} that the state was taken with"
+        return f"open the {what} that the state was saved with"
 
     def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, float]:
         """Return sizes of these columns in bytes: stored, one block of each, and one sample.

@@ -71,7 +71,7 @@ fn put_first(
     puts: &mut Vec<String>,
 ) -> Result<Snapshot> {
     if lineage >= LINEAGES {
-        let text = format!("{} operations on names leave no lineage for another branch", lineage - 1);
+        let text = format!("after {} operations on names, no lineage is left for another branch", lineage - 1);
         return Err(Error::new("invalid-argument", text).hint("copy the snapshot into a new dataset"));
     }
     let storage = here.storage.as_ref();

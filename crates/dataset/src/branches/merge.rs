@@ -278,8 +278,10 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
     if twice.is_empty() {
         return Ok(linked);
     }
-    let text =
-        format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
+    let text = format!(
+        "found conflicts: both sides added the same stage, and {} of its samples would appear twice",
+        twice.len()
+    );
     Err(Error::new("conflict", text)
         .row_ids(twice.examples())
         .hint("delete its samples on one side, then merge again; nothing was committed"))

@@ -215,7 +215,7 @@ impl Machine {
             "commit-state-unknown",
             format!("cannot determine whether the commit succeeded as snapshot {snapshot}{cause}"),
         )
-        .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
+        .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out once the storage responds again"))
     }
 
     /// Make the error for something that another commit has taken. It names the commit that changed the row, or that appended anything, if

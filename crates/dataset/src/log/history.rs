@@ -62,7 +62,7 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
         |what: &str| Err(malformed(format!("the commit {} {what} its parent {}", child.snapshot(), parent.snapshot())));
     let predecessor = (parent.branch, parent.number.checked_add(1)) == (child.branch, Some(child.number));
     if parent.dataset != child.dataset || parent.time_us >= child.time_us {
-        return invalid("belongs to another dataset than, or is not later than,");
+        return invalid("belongs to a different dataset from, or is not later than,");
     }
     if predecessor && parent.kind == RecordKind::Close {
         return invalid("follows the end of its branch:");
@@ -71,7 +71,7 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
         child.parents.get(1).is_some_and(|second| (second.branch, second.number) == (parent.branch, parent.number));
     let takes_its_state = child.kind == RecordKind::Branch || child.kind == RecordKind::Reset && second;
     if takes_its_state && (child.samples, child.live) != (parent.samples, parent.live) {
-        return invalid("has another number of samples than");
+        return invalid("has a different number of samples from");
     }
     if predecessor && (parent.lineage != child.lineage || child.landmark != parent.next_landmark()) {
         return invalid("disagrees on the lineage or the landmark with");

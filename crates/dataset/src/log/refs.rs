@@ -152,15 +152,15 @@ pub fn create_name(
         match (taken, own) {
             (None, Some(own)) => return Ok(own),
             (Some((NameKind::Tag, target)), _) => {
-                break format!("there is a tag of this name already, for snapshot {target}");
+                break format!("a tag with this name already exists, for snapshot {target}");
             }
             // Its deletion was interrupted.
             (Some((_, first)), _) if has_ended(context, first.branch)? => remove_branch(context, name, first.branch)?,
-            _ => break "there is a branch of this name already".to_owned(),
+            _ => break "a branch with this name already exists".to_owned(),
         }
     };
     Err(Error::new("name-exists", format!("cannot create {what} `{name}` of `{uri}`: {found}"))
-        .hint("use another name, or delete that one first; branches and tags share one set of names"))
+        .hint("use another name, or delete the existing one first; branches and tags share one set of names"))
 }
 
 /// Remove a tag, which must exist. Costs one more put than `names`.
@@ -181,7 +181,7 @@ fn check_name(name: &str) -> Result<()> {
         );
     }
     match name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) || SnapshotId::parse(name).is_ok() {
-        true => Err(Error::new("invalid-argument", format!("{name:?} is not a name"))
+        true => Err(Error::new("invalid-argument", format!("{name:?} is not a valid name"))
             .hint("a name has 1 to 255 bytes, no control characters, and not the form of a snapshot id")),
         false => Ok(()),
     }
@@ -199,7 +199,7 @@ fn check_apart(context: &Context, name: &str) -> Result<()> {
             "invalid-argument",
             format!("`{name}` is the beginning of a snapshot id, and would be ambiguous"),
         )
-        .hint("use a name of another form, such as v1")),
+        .hint("use a name with a different form, such as v1")),
     }
 }
 

@@ -95,13 +95,13 @@ fn read(snapshot: &Snapshot, cursor: &mut Cursor, depth: usize) -> Result<Select
             Source::Bitmap(Arc::new(Bitmap { bits: bits.resized(of.len()), of }))
         }
         3 => Source::List(Arc::new(cursor.list(8, Cursor::u64)?)),
-        other => return Err(wrong(&format!("it has a part of kind {other}"))),
+        other => return Err(wrong(&format!("it has a part of unknown kind {other}"))),
     };
     let within = match cursor.u8()? {
         0 => Within::Whole,
         1 => Within::Range(read_stride(cursor)?),
         2 => Within::Runs(Arc::new(Strides::new(&Strides::joined(cursor.list(17, read_stride)?)))),
-        other => return Err(wrong(&format!("it has a selection of kind {other}"))),
+        other => return Err(wrong(&format!("it has a selection of unknown kind {other}"))),
     };
     let origin = cursor.string()?;
     let largest = match (&of, &within) {

@@ -29,7 +29,7 @@ pub fn check_attachments(attachments: &[Attachment], schema: &Schema, record: &R
             return invalid(format!("to column {column}, which does not exist"));
         }
         if attachments[..index].iter().any(|other| other.object.id == object.id) {
-            return invalid(format!("with object {}, which another one has, too", object.id));
+            return invalid(format!("with object {}, which another attachment also has", object.id));
         }
     }
     Ok(())

@@ -138,7 +138,7 @@ impl Live {
             // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
             if samples - rows != live {
                 return Err(malformed(format!(
-                    "{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted"
+                    "{rows} of {samples} samples in manifest part {part} are deleted, which differs from the recorded count"
                 )));
             }
             Ok(Arc::new(gaps))

@@ -57,7 +57,7 @@ impl Snapshot {
             Err(error) if error.code() == "branch-not-found" => {
                 Snapshot::open_tag(context, name).map_err(|error| match error.code() {
                     "name-not-found" => {
-                        let text = format!("`{}` has no branch and no tag `{name}`", place);
+                        let text = format!("`{}` has no branch or tag `{name}`", place);
                         Error::new("name-not-found", text).hint("see ds.branches(), ds.tags() or `penstock branch`")
                     }
                     _ => error,

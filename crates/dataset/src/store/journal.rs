@@ -31,7 +31,9 @@ impl TransactionJournal {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
         let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
         let (head, values) = encoded.ok_or_else(|| {
-            unable("take values of tiled columns, or of 8 MiB and more, or from a source such as a memory map")
+            unable(
+                "take values in tiled columns, values of 8 MiB or more, or values from a source such as a memory map",
+            )
         })?;
         self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
     }

@@ -69,7 +69,7 @@ impl Context {
                 |run: &Run| run.first < page.least || run.first.checked_add(run.count).is_none_or(|own| own > end);
             if fragments.iter().flat_map(|fragment| &fragment.runs).any(outside) {
                 let text =
-                    format!("cannot read `{name}`: it has row ids outside of the {} from {}", page.span, page.least);
+                    format!("cannot read `{name}`: it has row ids outside the {} from {}", page.span, page.least);
                 return Err(penstock_format::cursor::malformed(text));
             }
             Ok(Arc::new(fragments))
@@ -87,7 +87,7 @@ impl Context {
                 true => Ok(Arc::new(found)),
                 false => {
                     let text = format!(
-                        "cannot read `{name}`: it is of page `{}` with {} fragments",
+                        "cannot read `{name}`: it belongs to page `{}` with {} fragments",
                         found.page, found.fragments
                     );
                     Err(penstock_format::cursor::malformed(text))

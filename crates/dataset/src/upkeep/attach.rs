@@ -98,7 +98,7 @@ fn detached(base: &Snapshot, objects: &[Id], columns: &[u64]) -> Result<(Vec<Del
         let found = base.attachments.iter().find(|attachment| attachment.object.id == *object);
         let Some(found) = found else {
             let text = format!("cannot remove attachment `{object}`: snapshot {} does not have it", base.id());
-            return Err(Error::new("object-not-found", text).hint("see its attachments"));
+            return Err(Error::new("object-not-found", text).hint("see the snapshot's attachments"));
         };
         columns.extend(&found.columns);
     }

@@ -147,10 +147,9 @@ impl Doctor<'_> {
             ),
         }
         match self.store.lists() {
-            false => self.skip(
-                "list",
-                "this store cannot list objects; readers find the newest commit with the help of the hint",
-            ),
+            false => {
+                self.skip("list", "this store cannot list objects; readers use the hint to find the newest commit")
+            }
             true => self.note_result("list", self.store.list_page("log/0000000000000000", None).map(drop), "allowed"),
         }
         true

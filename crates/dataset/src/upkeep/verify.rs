@@ -159,7 +159,7 @@ fn check_hidden(snapshot: &Snapshot) -> Result<()> {
     match listed == distinct {
         true => Ok(()),
         false => {
-            Err(malformed(format!("deletions and absences list {listed} row ids, but only {distinct} different ones")))
+            Err(malformed(format!("deletions and absences list {listed} row ids, but only {distinct} distinct ones")))
         }
     }
 }
@@ -217,13 +217,13 @@ fn check_statistics(snapshot: &Snapshot, known: Option<Arc<PageStatistics>>, fra
         let fragment = &fragments[*index as usize];
         let Some(file) = file_of(&fragment.files, column) else {
             return Err(malformed(format!(
-                "there are some of column {column} in fragment {index}, which does not have it"
+                "there are some for column {column} in fragment {index}, which lacks that column"
             )));
         };
         let Ok(file) = snapshot.context.file(file, fragment.samples) else { continue }; // `check_files` reports it.
         if !file.tail.chunks.iter().any(|chunk| chunk.column == column && Statistics::of(chunk) == *statistics) {
             return Err(malformed(format!(
-                "those of column {column} in fragment {index} differ from its data file `{}`",
+                "those for column {column} in fragment {index} differ from its data file `{}`",
                 file.shown()
             )));
         }

@@ -258,7 +258,7 @@ fn check_codes(
         if let Err(why) = check_code(code)
             && is_valid(place as u64)
         {
-            return Err(malformed(format!("a value is wrong: {why}")));
+            return Err(malformed(format!("a value is invalid: {why}")));
         }
     }
     Ok(())

@@ -275,14 +275,14 @@ impl Bounds {
             || flags & HAS_SPAN == 0 && flags & !HAS_NAN != 0
             || has_nan && class != Some(Class::Float)
         {
-            return invalid("have wrong flags");
+            return invalid("have invalid flags");
         }
         if flags & HAS_SPAN == 0 {
             return Ok(Bounds { has_nan, span: None });
         }
         let (is_one, is_open) = (flags & IS_ONE != 0, flags & IS_OPEN != 0);
         let Some(class) = class.filter(|class| !is_open || !is_one && *class == Class::Text) else {
-            return invalid("are of a column that has none, or lack a maximum");
+            return invalid("belong to a column without bounds, or lack a maximum");
         };
         let (span, is_sound) = match class {
             Class::Text => {

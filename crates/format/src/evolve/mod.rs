@@ -61,7 +61,7 @@ impl Schema {
         let is_wider = column.kind.dtype().is_some_and(|from| widens(from, dtype));
         let Some(wider) = column.with_dtype(dtype).filter(|_| is_wider) else {
             let now = column.kind.dtype().unwrap_or(column.kind.name());
-            let why = if now == dtype { "it has this dtype already" } else { "not every value would stay the same" };
+            let why = if now == dtype { "it already has this dtype" } else { "not every value would stay the same" };
             let text = format!("cannot widen column `{name}` from {now} to `{dtype}`: {why}");
             return Err(Error::new("invalid-schema", text)
                 .column(name)
@@ -163,7 +163,7 @@ impl Schema {
         }
         let mut seen = HashSet::new();
         if let Some(column) = merged.columns.iter().find(|column| !seen.insert(&column.name)) {
-            return Err(both_changed(&column.name, "each side has a column of this name"));
+            return Err(both_changed(&column.name, "each side has a column with this name"));
         }
         if merged.columns == ours.columns {
             return Ok(ours.clone()); // Both sides made the same changes.
@@ -218,10 +218,11 @@ fn unlike(one: &ColumnSpec, other: &ColumnSpec) -> Error {
     let common = Dtype::from_name(first).zip(Dtype::from_name(second)).and_then(|(one, other)| common(one, other));
     let hint = match common {
         Some(common) => format!("widen it to {} on both sides, then merge again", common.name()),
-        None => "no dtype has the values of both; rename or drop the column on one side, then merge again".to_owned(),
+        None => {
+            "no dtype can hold the values of both; rename or drop the column on one side, then merge again".to_owned()
+        }
     };
-    let text =
-        format!("found conflicts: column `{}` is {first} in one snapshot, and {second} in another one", one.name);
+    let text = format!("found conflicts: column `{}` is {first} in one snapshot and {second} in another", one.name);
     Error::new("conflict", text).column(&one.name).hint(hint)
 }
 

@@ -52,7 +52,7 @@ impl Attachment {
         let Attachment { kind, columns, parameters, .. } = self;
         let invalid = |what: String| Err(Error::new("invalid-argument", format!("an attachment {what}")));
         if kind.is_empty() || kind.len() > KIND_BYTES {
-            return invalid(format!("has a kind of {} bytes, expected 1 to {KIND_BYTES}", kind.len()));
+            return invalid(format!("has a kind that is {} bytes long, expected 1 to {KIND_BYTES}", kind.len()));
         }
         if !columns.is_sorted_by(|one, other| one < other) {
             return invalid(format!("of kind `{kind}` has columns that do not ascend"));
@@ -60,7 +60,7 @@ impl Attachment {
         let is_object = matches!(serde_json::from_str(parameters), Ok(serde_json::Value::Object(_)));
         if !is_object || parameters.len() > PARAMETERS_BYTES {
             let text = format!(
-                "has parameters of {} bytes, expected a JSON object of at most {PARAMETERS_BYTES} bytes",
+                "has {} bytes of parameters, expected a JSON object of at most {PARAMETERS_BYTES} bytes",
                 parameters.len()
             );
             return invalid(format!("of kind `{kind}` {text}"));

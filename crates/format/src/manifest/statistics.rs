@@ -62,7 +62,7 @@ impl Statistics {
         let bounds = match (class, Class::from_code(class)) {
             (0, _) => None,
             (_, Some(class)) => Some(Bounds::parse(cursor, Some(class))?),
-            (_, None) => return Err(malformed(format!("statistics have the unknown class {class}"))),
+            (_, None) => return Err(malformed(format!("statistics have unknown class {class}"))),
         };
         Ok(Statistics { nulls, words, bounds })
     }
@@ -116,9 +116,9 @@ impl PageStatistics {
             && parsed.columns.iter().all(|(_, known)| are_in_order(known))
         {
             true => Ok(parsed),
-            false => {
-                Err(malformed("statistics are not in the order of columns and fragments, or have others than the page"))
-            }
+            false => Err(malformed(
+                "statistics are not in the order of columns and fragments, or name a fragment that the page lacks",
+            )),
         }
     }
 }

@@ -152,7 +152,7 @@ impl Frame {
             3 => Verb::Delete,
             4 => Verb::Commit,
             5 => Verb::UpdateOn { key: cursor.string()? },
-            other => return Err(malformed(format!("a journal has a call of the unknown kind {other}"))),
+            other => return Err(malformed(format!("a journal has a call of unknown kind {other}"))),
         };
         let (decode, row_ids) = (cursor.flag()?, cursor.list(8, Cursor::u64)?);
         let reads =
@@ -166,12 +166,12 @@ impl Frame {
                     let data = take(&mut values, bytes)?;
                     let fits = validity.as_ref().is_none_or(|validity| validity.len() == samples);
                     if !fits || data.len().checked_rem(samples).unwrap_or(data.len()) != 0 {
-                        return Err(malformed("a journal has values that are not of equal size"));
+                        return Err(malformed("a journal has values of unequal size"));
                     }
                     Column::Fixed { data, validity, samples }
                 }
                 1 => Column::Ragged(read_ragged(cursor, &mut values)?),
-                other => return Err(malformed(format!("a journal has values of the unknown form {other}"))),
+                other => return Err(malformed(format!("a journal has values of unknown form {other}"))),
             };
             let words = cursor.option(|cursor| read_ragged(cursor, &mut values))?;
             Ok((name, column, words))

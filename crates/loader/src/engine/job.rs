@@ -187,7 +187,7 @@ fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result
     let unequal = |(_, other, size): &Loose| (other, size) != (dtype, shape);
     if let Some((row, (_, other, size))) = list.iter().flatten().enumerate().find(|(_, loose)| unequal(loose)) {
         let text = format!(
-            "its shape is {size:?} {}, but the first one of the batch has {shape:?} {}, expected one shape for all samples",
+            "its shape is {size:?} {}, but the first one in the batch has {shape:?} {}, expected one shape for all samples",
             other.name(),
             dtype.name()
         );

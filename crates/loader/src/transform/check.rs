@@ -38,7 +38,7 @@ fn check_parameters(operation: &Operation) -> Result<()> {
             if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) =>
         {
             return wrong(format!(
-                "mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"
+                "mean={mean:?}, std={std:?}, expected at least one number each, and finite, nonzero std"
             ));
         }
         Operation::ColorJitter { brightness, contrast, saturation, hue } => {
@@ -62,7 +62,7 @@ fn check_parameters(operation: &Operation) -> Result<()> {
             chance(*p)?;
             if !(0.0 <= scale[0] && scale[0] <= scale[1] && scale[1] <= 1.0 && 0.0 < ratio[0] && ratio[0] <= ratio[1]) {
                 return wrong(format!(
-                    "scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"
+                    "scale={scale:?}, ratio={ratio:?}, expected scale from 0 to 1, ratio above 0, and low <= high"
                 ));
             }
         }

@@ -94,7 +94,7 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
                 let text = format!(
                     "GaussianBlur with a kernel of {kernel:?} (width, height) does not fit an image of {width} × {height}"
                 );
-                return Err(Error::new("invalid-value", text).hint("use a smaller kernel, or put a Resize before it"));
+                return Err(Error::new("invalid-value", text).hint("use a smaller kernel, or add a Resize first"));
             }
             vec![Change::Blur { kernels: [gaussian(kernel[0], sigma), gaussian(kernel[1], sigma)] }]
         }

@@ -226,7 +226,7 @@ pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Resu
                             high - low
                         );
                         return Err(
-                            Error::new("invalid-value", text).hint("use pad_if_needed=True, or put a Resize before it")
+                            Error::new("invalid-value", text).hint("use pad_if_needed=True, or add a Resize first")
                         );
                     }
                     // Like torchvision, pad each side by the whole difference.

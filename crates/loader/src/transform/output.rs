@@ -220,7 +220,7 @@ impl Output {
             bias: vec![0.0],
         });
         if !is_float(convert.to) {
-            return Err(format!("ToDtype already made its dtype {}, expected floating point", convert.to.name()));
+            return Err(format!("ToDtype already converted it to {}, expected floating point", convert.to.name()));
         }
         convert.normalise(mean, std);
         self.dtype = convert.to;
@@ -233,7 +233,7 @@ impl Output {
         let to = to.ok_or_else(|| format!("cannot convert to dtype `{dtype}`"))?;
         if self.convert.is_some() && !is_float(self.dtype) {
             return Err(format!(
-                "ToDtype already made its dtype {}; a conversion to whole numbers comes last",
+                "ToDtype already converted it to {}; a conversion to whole numbers comes last",
                 self.dtype.name()
             ));
         }

@@ -76,7 +76,7 @@ impl WriteBack {
         note: fn(&str),
     ) -> Result<Arc<WriteBack>> {
         let failed = |error: &dyn std::fmt::Display| {
-            let text = format!("cannot read the objects in `{}` that are not sent yet: {error}", folder.display());
+            let text = format!("cannot read the unsent objects in `{}`: {error}", folder.display());
             penstock_error::Error::new("storage-failed", text)
         };
         penstock_storage::private::close_folder(folder).map_err(|error| failed(&error))?;
@@ -334,11 +334,11 @@ fn is_full(error: &S3Error) -> bool {
 fn of_the_folder(error: S3Error) -> S3Error {
     match error.code() {
         S3ErrorCode::Custom(_) if is_full(&error) => {
-            s3_error!(ServiceUnavailable, "the folder of --write-back is full")
+            s3_error!(ServiceUnavailable, "the --write-back folder is full")
         }
         S3ErrorCode::NoSuchBucket => s3_error!(ServiceUnavailable, "the folder of the bucket was removed; try again"),
         S3ErrorCode::AccessDenied => {
-            s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written"))
+            s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written to"))
         }
         _ => error,
     }

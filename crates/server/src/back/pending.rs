@@ -273,7 +273,7 @@ impl Pending {
             }
             let (code, why) = entry.why.as_ref().filter(|_| entry.failures > failures)?;
             let text = format!(
-                "an earlier put of `{}` is not in the cold store yet: {why}; a delete of it ends this",
+                "an earlier put of `{}` is not in the cold store yet: {why}; deleting it resolves this",
                 object.key
             );
             Some(Err(S3Error::with_message(code.clone(), text)))
@@ -319,7 +319,7 @@ pub fn md5_of(etag: Option<&ETag>) -> S3Result<[u8; 16]> {
     md5.ok_or_else(|| {
         s3_error!(
             InternalError,
-            "the only copy of the object, in the folder of --write-back, was modified by another program"
+            "the only copy of the object, in the --write-back folder, was modified by another program"
         )
     })
 }

@@ -86,7 +86,7 @@ impl Remote {
         let source = source.to_str().ok().and_then(|source| CopySource::parse(source).ok());
         match source {
             Some(CopySource::Bucket { bucket, .. }) => self.check(&bucket),
-            _ => Err(s3_error!(InvalidArgument, "the source of the copy cannot be read as bucket/key")),
+            _ => Err(s3_error!(InvalidArgument, "the copy source cannot be parsed as bucket/key")),
         }
     }
 }
@@ -97,7 +97,7 @@ pub fn bucket_of(uri: &str) -> Result<Option<&str>> {
     match bucket.split_once('/') {
         None => Ok(Some(bucket).filter(|bucket| !bucket.is_empty())),
         Some((bucket, _)) => {
-            Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
+            Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder in a bucket"))
                 .hint(format!("serve the whole bucket, s3://{bucket}, and give keys rights on a prefix")))
         }
     }

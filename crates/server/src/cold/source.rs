@@ -58,7 +58,7 @@ impl Source {
     }
 
     fn refused<T>(&self) -> Result<T> {
-        Err(Error::new("internal", format!("`{}` is only read below a cache", self.identity)))
+        Err(Error::new("internal", format!("`{}` is read only through a cache", self.identity)))
     }
 }
 

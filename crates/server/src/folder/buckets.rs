@@ -45,7 +45,7 @@ impl Folder {
         }
         on_disk(|| match std::fs::create_dir(self.root.join(&input.bucket)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(s3_error!(BucketAlreadyOwnedByYou, "the bucket `{}` exists", input.bucket))
+                Err(s3_error!(BucketAlreadyOwnedByYou, "the bucket `{}` already exists", input.bucket))
             }
             other => other.and_then(|()| sync_folder(&self.root)).map_err(failed),
         })?;

@@ -223,7 +223,7 @@ impl Folder {
             }
         };
         if (&bucket, &key) == (&input.bucket, &input.key) && !replaces {
-            return Err(s3_error!(InvalidRequest, "an object is copied to itself only with new metadata"));
+            return Err(s3_error!(InvalidRequest, "an object can be copied to itself only with new metadata"));
         }
         let given = if replaces { given!(input) } else { record.given.clone() };
         let mut draft = self.draft()?;

@@ -347,7 +347,7 @@ impl Record {
 }
 
 fn changed() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read; try again")
+    io::Error::new(io::ErrorKind::ResourceBusy, "the file changed while it was being read; try again")
 }
 
 /// Return whether files below this folder can have records.
@@ -380,14 +380,14 @@ pub fn failed(error: io::Error) -> S3Error {
         io::ErrorKind::NotFound => s3_error!(NoSuchKey, "the object does not exist"),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => no_space(),
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            s3_error!(AccessDenied, "the folder cannot be written: {error}")
+            s3_error!(AccessDenied, "the folder cannot be written to: {error}")
         }
         // Trying again would not help.
         io::ErrorKind::IsADirectory => {
             s3_error!(InvalidRequest, "a folder has the name of the object's file; rename it, or remove it")
         }
         io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => s3_error!(ServiceUnavailable, "{error}"),
-        _ => s3_error!(ServiceUnavailable, "the folder failed: {error}"),
+        _ => s3_error!(ServiceUnavailable, "the folder cannot be used: {error}"),
     };
     let mut answer = answer;
     answer.set_source(Box::new(error));

@@ -94,7 +94,7 @@ impl Folder {
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(s3_error!(ServiceUnavailable, "the folder of `{key}` changes too fast; try again"))
+        Err(s3_error!(ServiceUnavailable, "the folder of `{key}` is changing too quickly; try again"))
     }
 
     /// Return the ETag of the present object.
@@ -128,7 +128,7 @@ impl Folder {
         }
         if folder.is_symlink() {
             // It may lead out of the served folder.
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a folder of the key is a link"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a folder in the key is a link"));
         }
         // Nobody else moves or removes files meanwhile, and nobody uses the folder before its name is durable.
         let _alone = self.shape.write().unwrap_or_else(PoisonError::into_inner);

@@ -36,7 +36,7 @@ pub async fn below(cold: &Arc<dyn S3>, (bucket, prefix): (&str, &str), known: &H
             None => return Ok(found),
             // A store that repeats a page would be asked for ever.
             next if next == after => {
-                return Err(s3_error!(InternalError, "the cold store lists a page again and again"));
+                return Err(s3_error!(InternalError, "the cold store keeps returning the same page"));
             }
             next => after = next,
         }

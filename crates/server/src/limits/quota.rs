@@ -66,7 +66,7 @@ impl Limit {
                     texts[at],
                     only.unwrap_or_default()
                 );
-                return Err(Error::new("invalid-argument", text).hint("name the bucket of --cold"));
+                return Err(Error::new("invalid-argument", text).hint("name the --cold bucket"));
             }
         }
         Ok(limits)

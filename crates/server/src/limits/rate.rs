@@ -95,7 +95,7 @@ impl Slot {
     pub fn admit(&self, rates: &Arc<Rates>) -> S3Result<()> {
         if let Some(Err(wait)) = rates.requests.as_ref().map(|rate| rate.try_take(Instant::now())) {
             self.0.metrics.rate_refusals.inc();
-            let mut error = s3_error!(SlowDown, "this key may send fewer requests per second; try again later");
+            let mut error = s3_error!(SlowDown, "this key sends too many requests per second; try again later");
             let seconds = HeaderValue::from(wait.as_nanos().div_ceil(1_000_000_000).max(1) as u64);
             error.set_headers(HeaderMap::from_iter([(RETRY_AFTER, seconds)]));
             return Err(error);

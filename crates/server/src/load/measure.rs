@@ -45,7 +45,7 @@ pub async fn measure(
     whole.iter_mut().zip(&late).for_each(|(whole, late)| whole.errors += late.errors);
     if whole.iter().all(|counts| counts.latency.is_empty()) {
         let why = workers.an_error().unwrap_or_else(|| format!("none finished within {seconds} s"));
-        let text = format!("no request of {count} workers succeeded: {why}");
+        let text = format!("none of the requests from {count} workers succeeded: {why}");
         return Err(Error::new("storage-failed", text)
             .hint("check the endpoint, the keys and the objects, or increase --seconds"));
     }

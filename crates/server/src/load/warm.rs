@@ -83,7 +83,7 @@ async fn run(warm: &Warm, see: &mut dyn FnMut(&Warmed) -> ControlFlow<()>) -> Re
     }
     warmed.bytes = bytes.load(Relaxed);
     if warmed.objects + warmed.failed == 0 {
-        let text = format!("cannot warm `s3://{}/{}`: no key begins with this", warm.bucket, warm.prefix);
+        let text = format!("cannot warm `s3://{}/{}`: no key begins with this prefix", warm.bucket, warm.prefix);
         return Err(Error::new("object-not-found", text)
             .hint("a prefix is compared as text, from the beginning of the key; `aws s3 ls` lists keys"));
     }
@@ -104,7 +104,7 @@ fn keys<'a>(client: &'a Client, warm: &'a Warm) -> impl Stream<Item = std::resul
                     page.contents.unwrap_or_default().into_iter().filter_map(|object| object.key.map(Ok)).collect();
                 let next = page.next_continuation_token.filter(|_| page.is_truncated.unwrap_or(false));
                 if next.is_some() && next == after {
-                    return Some((vec![Err("the store lists a page again and again".to_owned())], None));
+                    return Some((vec![Err("the store keeps returning the same page".to_owned())], None));
                 }
                 Some((keys, next.map(Some)))
             }

@@ -56,7 +56,7 @@ impl Workers {
         if load.objects == 0 || load.workers == 0 || !(0.0..=1.0).contains(&load.puts) {
             return Err(Error::new(
                 "invalid-argument",
-                "cannot load: there must be objects and workers, and a share of puts from 0 to 1",
+                "cannot load: expected at least one object and one worker, and a share of puts from 0 to 1",
             ));
         }
         // Each error counts while requests are measured.
@@ -91,7 +91,7 @@ impl Workers {
             done.map_err(|why| {
                 let hint = match load.reuses {
                     false => "check the endpoint, the keys and the bucket, which must allow writes",
-                    true => "run once with --keep and the same size and prefix, so that there are objects; check the endpoint and the keys",
+                    true => "run first with --keep and the same size and prefix to create the objects; check the endpoint and the keys",
                 };
                 Error::new("storage-failed", format!("cannot load bucket `{}`: {why}", load.bucket)).hint(hint)
             })?;
@@ -138,7 +138,7 @@ impl Workers {
             return Err(format!("`{}` has {bytes} bytes, expected {}", self.key(number), self.load.object_bytes));
         }
         if self.load.verifies && digest.finalize() as u32 != crc_fast::crc32_iscsi(&self.body(number)) {
-            return Err(format!("`{}` has other bytes than were written", self.key(number)));
+            return Err(format!("`{}` differs from what was written", self.key(number)));
         }
         Ok(bytes)
     }
@@ -190,7 +190,7 @@ impl Workers {
         let left = self.load.objects - deleted;
         let text =
             format!("up to {left} objects of `s3://{}/{}` were not deleted: {why}", self.load.bucket, self.load.prefix);
-        Err(Error::new("storage-failed", text).hint("delete what lies below this prefix"))
+        Err(Error::new("storage-failed", text).hint("delete the objects under this prefix"))
     }
 }
 

@@ -26,7 +26,7 @@ pub fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpRes
 const MESSAGES: [(&str, &str); 11] = [
     (
         "SignatureDoesNotMatch",
-        "The signature does not fit the request. Check the secret key, and whether a proxy changes the path or headers.",
+        "The signature does not match the request. Check the secret key, and whether a proxy changes the path or headers.",
     ),
     ("InvalidURI", "The path of the request cannot be parsed. Encode it as a URL."),
     ("MalformedXML", "The XML of the body cannot be parsed."),
@@ -63,7 +63,7 @@ pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Rec
         }
         (true, false) => {
             let text =
-                "The body could not be received, or its length or hash is not that of its headers. Send it again.";
+                "The body could not be received, or its length or hash does not match its headers. Send it again.";
             Some((StatusCode::BAD_REQUEST, "IncompleteBody", text))
         }
         _ => {

@@ -51,7 +51,7 @@ pub async fn copy(tier: &Tier, mut request: S3Request<CopyObjectInput>) -> S3Res
 /// Return the error for a copy whose source changed after its length was asked for. Its conditions were met before, so the client may try again.
 pub fn changed(error: S3Error, is_ours: bool) -> S3Error {
     match is_ours && *error.code() == S3ErrorCode::PreconditionFailed {
-        true => s3_error!(ServiceUnavailable, "the source of the copy was changed during the copy; try again"),
+        true => s3_error!(ServiceUnavailable, "the source changed during the copy; try again"),
         false => error,
     }
 }

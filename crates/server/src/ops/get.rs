@@ -58,7 +58,7 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
             // It was forgotten, so it is asked for again.
             Err(error) if is_gone(&error) && look_ups < LOOK_UPS => {}
             Err(error) if is_gone(&error) => {
-                return Err(s3_error!(ServiceUnavailable, "the object is changing while it is read; try again"));
+                return Err(s3_error!(ServiceUnavailable, "the object changed while it was being read; try again"));
             }
             Err(error) => return Err(error),
         }

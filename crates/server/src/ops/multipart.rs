@@ -91,7 +91,7 @@ async fn check_size(tier: &Tier, input: &CompleteMultipartUploadInput) -> S3Resu
     });
     // The cold store says what is missing.
     if is_there.await? && found == asked.len() && bytes != expected {
-        return Err(s3_error!(InvalidRequest, "the parts have {bytes} bytes, and x-amz-mp-object-size is {expected}"));
+        return Err(s3_error!(InvalidRequest, "the parts have {bytes} bytes, but x-amz-mp-object-size is {expected}"));
     }
     Ok(())
 }

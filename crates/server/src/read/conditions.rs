@@ -199,7 +199,7 @@ impl Conditions<'_> {
         self.check_match(etag)?;
         match (self.none_match, etag) {
             (Some(condition), Some(etag)) if is_same(condition, etag, ETag::weak_cmp) => {
-                Err(s3_error!(PreconditionFailed, "the object exists"))
+                Err(s3_error!(PreconditionFailed, "the object already exists"))
             }
             _ => Ok(()),
         }
@@ -208,7 +208,7 @@ impl Conditions<'_> {
     fn check_match(&self, etag: Option<&ETag>) -> S3Result<()> {
         match self.matches {
             Some(condition) if !etag.is_some_and(|etag| is_same(condition, etag, ETag::strong_cmp)) => {
-                Err(s3_error!(PreconditionFailed, "the object has another ETag than If-Match"))
+                Err(s3_error!(PreconditionFailed, "the ETag of the object does not match If-Match"))
             }
             _ => Ok(()),
         }

@@ -222,5 +222,5 @@ pub fn with_age<T>(mut response: S3Response<T>, age: Option<Duration>) -> S3Resp
 }
 
 fn slow() -> S3Error {
-    s3_error!(ServiceUnavailable, "the cold store does not answer")
+    s3_error!(ServiceUnavailable, "the cold store does not respond")
 }

@@ -132,7 +132,7 @@ pub fn check_values(config: &Config) -> Result<()> {
     if config.keys.is_none() && !addresses.listen.ip().is_loopback() {
         return Err(Error::new(
             "invalid-argument",
-            format!("cannot serve at {}: everybody could write", addresses.listen),
+            format!("cannot serve at {}: anyone could write", addresses.listen),
         )
         .hint("give --keys FILE, or listen at 127.0.0.1"));
     }
@@ -141,7 +141,7 @@ pub fn check_values(config: &Config) -> Result<()> {
             "invalid-argument",
             format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes),
         )
-        .hint("give --memory-bytes of 67108864 or more"));
+        .hint("give --memory-bytes 67108864 or more"));
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ fn check_log(path: &Path) -> Result<()> {
 /// Read the token of the status page.
 pub fn token(path: &Path) -> Result<String> {
     let bad =
-        |why: String| Error::new("invalid-argument", format!("cannot use the token of `{}`: {why}", path.display()));
+        |why: String| Error::new("invalid-argument", format!("cannot use the token in `{}`: {why}", path.display()));
     let text = penstock_storage::private::read_secret(path).map_err(bad)?;
     let text = String::from_utf8(text).map_err(|error| bad(error.to_string()))?.trim().to_owned();
     if text.len() < 8 { Err(bad("it has fewer than 8 characters".into())) } else { Ok(text) }
@@ -209,7 +209,7 @@ pub fn pending_folder(text: &str) -> Result<(PathBuf, u64)> {
     match Spec::parse(text)?.drives.as_slice() {
         [DriveSpec { folder, budget_bytes: Some(bytes), is_in_memory: false }] => Ok((folder.clone(), *bytes)),
         _ => Err(Error::new("invalid-argument", format!("cannot write back through `{text}`"))
-            .hint("name one folder on a drive and the most bytes that wait there, such as /nvme/pending:50GB")),
+            .hint("name one folder on a drive and its maximum size, such as /nvme/pending:50GB")),
     }
 }
 

@@ -57,7 +57,7 @@ impl Parts {
                     folder.display()
                 ));
                 if objects > 0 {
-                    note(&format!("sending {objects} objects of an earlier run"));
+                    note(&format!("sending {objects} objects from an earlier run"));
                 }
                 Some(back)
             }

@@ -224,7 +224,7 @@ fn verdict(sample: &Sample) -> (String, String) {
     } else if let Some(share) = sample.network.filter(|share| *share >= BUSY) {
         ("network", format!("{} of the link's bandwidth is used", percent(share)))
     } else if let Some((share, folder)) = busiest.filter(|(share, _)| *share >= BUSY) {
-        ("drive", format!("{folder} is busy for {} of the time", percent(share)))
+        ("drive", format!("{folder} is busy {} of the time", percent(share)))
     } else if sample.cold_waits > 0 && sample.cold_waits * 2 >= sample.running.max(1) {
         ("cold store", format!("{} reads are waiting for it", sample.cold_waits))
     } else if sample.cold_running > 0 && is_still {

@@ -44,7 +44,7 @@ impl Journal {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let text = format!("cannot open the journal `{}`: another transaction uses it", path.display());
                     return Err(Error::new("journal-in-use", text).hint(
-                        "give each transaction a journal of its own, or wait until the other process ends, and those that were forked from it",
+                        "give each transaction a journal of its own, or wait until the other process and its forks end",
                     ));
                 }
                 locked => locked.map_err(failed)?,
@@ -62,7 +62,7 @@ impl Journal {
         if *head != MAGIC[..head.len()] {
             let text = format!("cannot open the journal `{}`: it is not a journal", path.display());
             return Err(Error::new("invalid-argument", text)
-                .hint("give the path of a new file, or of a journal that a transaction left"));
+                .hint("give the path of a new file, or of a journal that a transaction left behind"));
         }
         if length < HEAD_BYTES {
             // A new file, or one whose creator ended before its first frame.

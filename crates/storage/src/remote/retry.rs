@@ -43,7 +43,7 @@ impl Default for Tries {
 /// For how long to try to reach a store that has never answered, or whose answers have never made sense. Its address is probably wrong.
 const STRANGER: Duration = Duration::from_millis(2500);
 
-const NO_STORE: &str = "the server's answers are not those of this kind of store: check the endpoint (for MinIO, the port of its API, not that of its console)";
+const NO_STORE: &str = "the server's answers do not match this kind of store: check the endpoint (for MinIO, the API port, not the console port)";
 
 /// State shared by all requests to one store.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ ON_CONFLICT: list[str] = typer.Option(
     [], "--on-conflict", help="fail (the default), ours or theirs; or column=ours for one column. Can be repeated."
 )
 
-TYPES_HELP = "name=type; type is a dtype (int32, timestamp, duration, time, …), text, bytes, json, category, image (or image:L, RGBA, I;16, stored), boxes:xywh (or xyxy, cxcywh), mask, keypoints, label:cat,dog, labels:cat,dog (a list for each sample; an import takes names that are not given from the data) or tensor:float32:3x?x? (? is a free dimension)"
+TYPES_HELP = "name=type; type is a dtype (int32, timestamp, duration, time, …), text, bytes, json, category, image (or image:L, RGBA, I;16, stored), boxes:xywh (or xyxy, cxcywh), mask, keypoints, label:cat,dog, labels:cat,dog (a list for each sample; an import takes missing names from the data) or tensor:float32:3x?x? (? is a free dimension)"
 
 # The options of `penstock --option name=value VERB`, for all stores that the verb opens.
 storage_options: dict[str, str] = {}
@@ -35,7 +35,7 @@ def options_of(given: list[str]) -> dict[str, str]:
 def check(snapshot: str, tag: str, as_of: str, branch: str) -> None:
     """Refuse options that exclude each other."""
     if sum(map(bool, (snapshot, tag, as_of))) > 1 or (branch != "main" and (snapshot or tag)):
-        raise typer.BadParameter("give one of --snapshot, --tag, --as-of and --branch; only --as-of and --branch go together")
+        raise typer.BadParameter("give one of --snapshot, --tag, --as-of and --branch; only --as-of and --branch can be combined")
 
 
 def opened(uri: str, snapshot: str = "", tag: str = "", as_of: str = "", branch: str = "main", cache: str | None = None) -> Dataset:

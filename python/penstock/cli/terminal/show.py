@@ -113,10 +113,10 @@ def unreferenced_text(objects: int, count: int) -> str:
     """Describe objects that no snapshot refers to.
 
     >>> unreferenced_text(3, 1536)
-    '3 objects (1.5 KiB) are not referred to by any snapshot; perhaps of a running or interrupted writer'
+    '3 objects (1.5 KiB) are not referenced by any snapshot, perhaps from a running or interrupted writer'
     """
     what = "1 object ({}) is" if objects == 1 else f"{objects:,} objects ({{}}) are"
-    return f"{what.format(size_text(count))} not referred to by any snapshot; perhaps of a running or interrupted writer"
+    return f"{what.format(size_text(count))} not referenced by any snapshot, perhaps from a running or interrupted writer"
 
 
 def size_text(count: float) -> str:

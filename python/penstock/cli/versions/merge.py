@@ -62,4 +62,4 @@ def _commit(uri: str, branch: str, change: Callable[[Dataset], Receipt], what: s
     elif changed:
         print(f"{show.plain(what)}: {added:,} samples added, {deleted:,} deleted; the newest snapshot is {receipt.snapshot}")
     else:
-        print("nothing to do: the branch has these changes already", file=sys.stderr)
+        print("nothing to do: the branch already has these changes", file=sys.stderr)

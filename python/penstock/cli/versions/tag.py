@@ -15,7 +15,7 @@ def tag(
     snapshot: str = at.SNAPSHOT,
     as_of: str = at.AS_OF,
     delete: bool = typer.Option(False, "--delete", "-d", help="Delete the tag."),
-    as_json: bool = typer.Option(False, "--json", help="Print a JSON object of tags to snapshot ids."),
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON object that maps tags to snapshot ids."),
 ) -> None:
     """List tags, name a snapshot, or delete a tag."""
     from penstock.cli.terminal import show

@@ -19,10 +19,10 @@ _KINDS = {
     "json": ("of JSON that belong to images", "convert them to COCO or to a table first"),
     "coco": ("of COCO annotations", "import the file itself: penstock import {file}"),
     "yolo": (
-        "of boxes in the form of YOLO",
+        "of boxes in YOLO format",
         "import it with --format yolo, which needs an image for each file, and the names of classes: --type labels=labels:cat,dog",
     ),
-    "captions": ("of text named as images", "put the texts into a table that names the images"),
+    "captions": ("of text named after images", "put the texts into a table that names the images"),
     "lists": ("of lists of images", "import the data.yaml that names them, or a table"),
     "table": ("of a table", "import the table and the images that it names: penstock import {file} … --type COLUMN=image"),
     "arrays": ("of arrays", "put their values into a table that names the images"),

@@ -133,9 +133,9 @@ def _splits(folder: pathlib.Path, options: CocoOptions) -> dict[str, pathlib.Pat
     if splits := _named(files):
         return splits
     listed = ", ".join(str(file.relative_to(folder)) for file in files[:6])
-    found = f"has {len(files)} files of annotations: {listed}" if files else "has no file of COCO annotations"
+    found = f"has {len(files)} annotation files: {listed}" if files else "has no COCO annotation file"
     example = (
-        f"{files[0]}, or files that differ in their split only: --include '{_without_end(files[0].stem)}_*'"
+        f"{files[0]}, or files that differ only in their split: --include '{_without_end(files[0].stem)}_*'"
         if files
         else "annotations.json"
     )
@@ -261,7 +261,7 @@ class _File:
         listed = ", ".join(f"`{place}`" for place in (best or places)[:8])
         raise NotFoundError(
             f"cannot import `{self.path}`: its first images, such as `{names[0][:200] if names else None}`, are "
-            + (f"in several folders: {listed}" if best else f"in none of {listed}, nor in any folder below `{top}`"),
+            + (f"in several folders: {listed}" if best else f"in none of {listed}, nor in any folder under `{top}`"),
             code="source-not-found",
             hint='pass the folder of the images: root="images/train" (--root images/train)',
         )
@@ -283,7 +283,7 @@ class _File:
         if is_id(number):
             values["image_id"] = number
         else:
-            refused["image_id"] = f"the id is {number!r}, expected a whole number or a text"
+            refused["image_id"] = f"the id is {number!r}, expected a whole number or text"
         annotations = self.of.get(str(number), []) if is_id(number) else []
         values["captions"] = [annotation["caption"] for annotation in annotations if "caption" in annotation]
         found = [annotation for annotation in annotations if is_object(annotation)]
@@ -342,7 +342,9 @@ class _Images:
         if any(file.has_texts for file in files):
             self.schema["image_id"] = Text()
         if len(counts := {file.points for file in files if file.points}) > 1:
-            raise InvalidInputError(f"cannot import `{files[0].path}` and others: their objects have {sorted(counts)} keypoints")
+            raise InvalidInputError(
+                f"cannot import `{files[0].path}` and others: their objects have different numbers of keypoints: {sorted(counts)}"
+            )
         if "labels" in self.schema:
             self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())), of="boxes")
         options.check_types(self.schema, files[0].path)

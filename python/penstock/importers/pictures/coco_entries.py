@@ -57,7 +57,7 @@ def parsed(path: pathlib.Path, polygons: bool) -> dict[str, list[dict[str, Any]]
     for name in ("images", "annotations", "categories"):
         part = parts.get(name)
         if not isinstance(part, list) or not all(isinstance(entry, dict) for entry in part):
-            raise InvalidInputError(f"{wrong}it has no list `{name}` of objects, so it is not in the form of COCO", hint=lines)
+            raise InvalidInputError(f"{wrong}it has no list `{name}` of objects, so it is not in COCO format", hint=lines)
     if not parts["images"]:
         raise InvalidInputError(f"{wrong}it lists no images")
     if any("segments_info" in annotation for annotation in parts["annotations"]):
@@ -65,7 +65,7 @@ def parsed(path: pathlib.Path, polygons: bool) -> dict[str, list[dict[str, Any]]
             f"{wrong}panoptic annotations are not supported", hint="import the instances, and the PNG files as ps.Mask()"
         )
     if not all(is_id(category.get("id")) and isinstance(category.get("name"), str) for category in parts["categories"]):
-        raise InvalidInputError(f"{wrong}a category has no name, or its id is neither a whole number nor a text")
+        raise InvalidInputError(f"{wrong}a category has no name, or its id is neither a whole number nor text")
     for name in ("images", "categories"):
         twice = [number for number, count in collections.Counter(str(entry.get("id")) for entry in parts[name]).items() if count > 1]
         if twice:

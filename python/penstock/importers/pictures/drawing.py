@@ -36,9 +36,9 @@ def outlines_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str,
     """
     drawing = _drawing()
     if size is None:
-        raise ValueError("its height or width is missing in the annotations, so its mask cannot be drawn")
+        raise ValueError("its height or width is missing from the annotations, so its mask cannot be drawn")
     if size[0] * size[1] > _core.configure()[2]:
-        raise ValueError(f"its annotations say {size[1]} × {size[0]} pixels, but images may have {_core.configure()[2]}")
+        raise ValueError(f"its annotations say {size[1]} × {size[0]} pixels, but images may have at most {_core.configure()[2]}")
     outlines: list[Outline] = []
     for annotation in annotations:
         outline = annotation.get("segmentation") or None

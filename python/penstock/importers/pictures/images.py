@@ -83,7 +83,7 @@ def _check_outside(folder: pathlib.Path, names: Sequence[str]) -> None:
     outside = [name for name, top in zip(names, tops, strict=True) if top not in splits]
     if len(splits) > 1 and outside:
         raise InvalidInputError(
-            f"cannot import `{folder}`: it has the folders {' and '.join(splits)}, but `{outside[0]}` is outside",
+            f"cannot import `{folder}`: it has the folders {' and '.join(splits)}, but `{outside[0]}` is outside them",
             hint=f"leave it out: exclude=[{outside[0]!r}] (--exclude), or pass split=False (--no-split) if these are classes",
         )
 

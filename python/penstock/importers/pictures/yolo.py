@@ -186,10 +186,12 @@ def _unread(folder: pathlib.Path, files: Sequence[pathlib.Path], points: int) ->
     if polygons:
         total, first = sum(polygons.values()), os.path.relpath(next(iter(polygons)), folder)
         what = f"{total} polygon{'s' if total > 1 else ''} in {len(polygons)} file{'s' if len(polygons) > 1 else ''}"
-        remedy = "convert them to COCO first, which --masks draws; without them, objects have the boxes around their polygons"
+        remedy = (
+            "convert them to COCO first, and draw them with --masks; if you leave them out, objects get the boxes around their polygons"
+        )
         made.append(Unread("polygons", total, what, remedy, first))
     if keypoints:
-        what = f"{len(keypoints)} file{'s' if len(keypoints) > 1 else ''} with keypoints, as kpt_shape says"
+        what = f"{len(keypoints)} file{'s' if len(keypoints) > 1 else ''} with keypoints, as kpt_shape specifies"
         made.append(Unread("keypoints", len(keypoints), what, "convert them to COCO first", os.path.relpath(keypoints[0], folder)))
     return made
 
@@ -245,7 +247,7 @@ class _Lines:
             except ValueError:
                 raise ValueError(f"line {number} is `{line[:80]}`, expected numbers") from None
             if not (code.is_integer() and 0 <= code < len(self.names)):
-                raise ValueError(f"line {number} has the class {words[0]}, but there are {len(self.names)} names")
+                raise ValueError(f"line {number} has class {words[0]}, but there are {len(self.names)} names")
             if self.points and len(values) == 4 + self.points:
                 values = values[:4]
             if len(values) != 4 and (len(values) < 6 or len(values) % 2):

@@ -185,7 +185,7 @@ def _read(
     text = os.fspath(value)
     if not text:
         return None
-    problem = Refusal("", "invalid-value", f"`{text[:200]}` is not a path of a local file") if file is None else problem_of(text, file)
+    problem = Refusal("", "invalid-value", f"`{text[:200]}` is not the path of a local file") if file is None else problem_of(text, file)
     if problem is None and file is not None:
         try:
             return file.read_bytes()

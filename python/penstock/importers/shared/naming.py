@@ -50,7 +50,9 @@ class Naming:
         both = {new: old for old, new in names.items()}
         if len(both) < len(names):
             one = next(old for old, new in names.items() if both[new] != old)
-            raise InvalidInputError(f"cannot import `{source}`: its columns `{one}` and `{both[names[one]]}` get one name, `{names[one]}`")
+            raise InvalidInputError(
+                f"cannot import `{source}`: its columns `{one}` and `{both[names[one]]}` get the same name, `{names[one]}`"
+            )
         return names
 
     def source_names(self, given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

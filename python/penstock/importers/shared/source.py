@@ -86,7 +86,7 @@ class Options:
         check_one_of("validate", self.validate, "header", "decode")
         check_one_of("mode", self.mode, "append", "skip-existing", "create", None)
         if not isinstance(self.name, str | None) or self.name == "":
-            raise InvalidInputError(f"name={self.name!r}, expected a text that names the source")
+            raise InvalidInputError(f"name={self.name!r}, expected text that names the source")
         if not isinstance(self.key, str | None):
             raise InvalidInputError(f"key={self.key!r}, expected the name of a column", hint='write key="id"')
 
@@ -112,7 +112,7 @@ class Options:
         if lost := next((name for name in self.types if name in new), None):
             raise InvalidInputError(
                 f"types has `{lost}`, which is named `{new[lost]}` in the dataset",
-                hint=f'types go by the new names: types={{"{new[lost]}": …}} (--type {new[lost]}=…)',
+                hint=f'use the new name: types={{"{new[lost]}": …}} (--type {new[lost]}=…)',
             )
         types, defaults = (self.naming.source_names(given, names) for given in (self.types, self.defaults))
         return dataclasses.replace(self, types=types, defaults=defaults)

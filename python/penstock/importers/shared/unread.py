@@ -25,7 +25,7 @@ _BOXES = ("bbox", "bboxes", "box", "boxes", "bounding_box", "bounding_boxes")
 def checked_kinds(given: Sequence[str]) -> Sequence[str]:
     """Check kinds of annotations that are to be ignored."""
     if unknown := [kind for kind in given if kind not in KINDS]:
-        raise InvalidInputError(f"ignore={unknown[0]!r} is not a kind of annotations", hint=f"kinds: {', '.join(KINDS)}")
+        raise InvalidInputError(f"ignore={unknown[0]!r} is not an annotation kind", hint=f"kinds: {', '.join(KINDS)}")
     return given
 
 
@@ -42,7 +42,7 @@ def refuse(name: str, unread: Sequence[Unread], ignored: Sequence[str]) -> None:
     options = f"ignore={kinds} ({' '.join(f'--ignore {kind}' for kind in kinds)}) leaves them out"
     remedies = dict.fromkeys(one.remedy for one in lost if one.remedy)
     raise UnsupportedError(
-        f"cannot import `{name}` without a loss: it has annotations that are not imported: {found}", hint="; ".join([*remedies, options])
+        f"cannot import `{name}` without loss: it has annotations that are not imported: {found}", hint="; ".join([*remedies, options])
     )
 
 

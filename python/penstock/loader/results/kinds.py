@@ -104,7 +104,7 @@ class Made:
         for name in {**first, **found} if found != first else ():
             if first.get(name) != found.get(name):
                 raise InvalidInputError(
-                    f"`{name}` of step {step} is {found.get(name, 'missing')}, but in the first batch, it was {first.get(name, 'missing')}",
+                    f"`{name}` in step {step} is {found.get(name, 'missing')}, but in the first batch, it was {first.get(name, 'missing')}",
                     code="invalid-value",
                     hint=f'return values of one type for all samples; or write ragged=["{name}"] for a list in every batch',
                 )
@@ -145,7 +145,7 @@ def _stacked(name: str, values: list[Any], positions: Positions, when: str) -> A
     made = np.asarray(values)
     if made.dtype == object:  # Whole numbers of more than 64 bits.
         raise InvalidInputError(
-            f"`{name}` of samples {positions[0]} to {positions[-1]} has whole numbers that do not fit 64 bits {when}", code="invalid-value",
+            f"`{name}` in samples {positions[0]} to {positions[-1]} has whole numbers that do not fit 64 bits {when}", code="invalid-value",
             hint=f'return smaller numbers; or write ragged=["{name}"] for a list in every batch',
         )  # fmt: skip
     return made

@@ -55,7 +55,7 @@ def check_nulls(
     for name, value in wanted.items():
         if is_mask(value) and f"{name}_valid" in kinds:
             raise InvalidInputError(
-                f"nulls of `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
+                f"nulls in `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
                 hint="rename that column with outputs={…}",
             )
     for name, dtype, shape, _ in results:
@@ -63,7 +63,7 @@ def check_nulls(
             continue
         kind, value = kinds[name], wanted[name]
         if dtype != "bytes" and None in shape and not kind.is_picture:
-            raise InvalidInputError(f"nulls of `{name}` cannot be filled: the column is ragged", hint='use "mask"; the nulls stay None')
+            raise InvalidInputError(f"nulls in `{name}` cannot be filled: the column is ragged", hint='use "mask"; the nulls stay None')
         if None in shape or dtype == "bytes":
             if dtype == "bytes":
                 wanted_type = {"text": str, "json": object}.get(kind.type, bytes)
@@ -72,12 +72,12 @@ def check_nulls(
                 fits = isinstance(value, np.ndarray) and value.ndim == len(shape)
                 expected = f"an array of {dtype} with {len(shape)} dimensions"
             if not fits:
-                raise InvalidInputError(f"nulls of `{name}` cannot become {value!r}: expected {expected}")
+                raise InvalidInputError(f"nulls in `{name}` cannot become {value!r}: expected {expected}")
             continue
         try:
             filler(value, dtype, tuple(size or 0 for size in shape))
         except InvalidInputError as error:
-            raise InvalidInputError(f"nulls of `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}") from error
+            raise InvalidInputError(f"nulls in `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}") from error
 
 
 def has_nulls(name: str, count: int) -> InvalidInputError:

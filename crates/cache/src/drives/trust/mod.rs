@@ -72,7 +72,7 @@ impl Trust {
         {
             Ok(None) => {
                 let text = format!(
-                    "cannot serve: another server of the same store has been starting for {} s already",
+                    "cannot serve: another server for the same store has been starting for {} s",
                     PATIENCE.1.as_secs()
                 );
                 return Err(Error::new("storage-failed", text).hint("stop that server, or wait until it responds"));

@@ -151,7 +151,9 @@ impl Transaction {
     fn check_not_key(&self, name: &str, verb: &str) -> Result<()> {
         if self.base.column(name).is_ok_and(|spec| self.reads.known_keys(spec.id).is_some()) {
             let text = format!("cannot {verb} column `{name}`: this transaction has used it as a key");
-            return Err(Error::new("invalid-argument", text).hint("do it before the upsert, or in another transaction"));
+            return Err(
+                Error::new("invalid-argument", text).hint("do this before the upsert, or in another transaction")
+            );
         }
         Ok(())
     }

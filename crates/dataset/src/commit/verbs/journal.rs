@@ -39,13 +39,13 @@ impl Transaction {
         };
         let began = Began::parse(body)?;
         if began.dataset != base.record().dataset {
-            return Err(refuse(format!("it is of another dataset than `{}`", base.context.storage.uri())));
+            return Err(refuse(format!("it belongs to a dataset other than `{}`", base.context.storage.uri())));
         }
         if began.snapshot.branch != base.id().branch {
             return Err(refuse("its transaction began on another branch".into()));
         }
         if began.serializable != (isolation == Isolation::Serializable) {
-            return Err(refuse("its transaction has the other isolation".into()));
+            return Err(refuse("its transaction has a different isolation".into()));
         }
         // That process may have ended after the commit. So may one with a copy of the journal.
         if is_committed(base, began.snapshot.number, began.uuid)? {

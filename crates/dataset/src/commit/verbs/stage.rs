@@ -99,11 +99,11 @@ impl Transaction {
                 all if all == stage.fragments.len() => {}
                 some => {
                     let text = format!(
-                        "cannot add a stage: the snapshot has {some} of its {} fragments",
+                        "cannot add a stage: the snapshot has only {some} of its {} fragments",
                         stage.fragments.len()
                     );
                     return Err(Error::new("invalid-argument", text)
-                        .hint("a merge or a copied commit took a part of it; stage the samples again"));
+                        .hint("a merge or a copied commit took only part of the stage; stage the samples again"));
                 }
             }
         }
@@ -131,14 +131,14 @@ impl Transaction {
                 "invalid-argument",
                 format!("cannot add a stage to `{place}`: it is a stage of another dataset"),
             )
-            .hint("make the stage with ds.stage of this dataset"));
+            .hint("make the stage with this dataset's ds.stage"));
         }
         let mut columns = stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns);
         match columns.find(|column| !self.base.schema.has_column(**column)) {
             None => Ok(()),
             Some(column) => {
                 let text = format!(
-                    "cannot add a stage to `{place}`: it has the column with id {column}, which this snapshot lacks"
+                    "cannot add a stage to `{place}`: it has a column with id {column}, which this snapshot lacks"
                 );
                 Err(Error::new("invalid-argument", text)
                     .hint("the column was dropped, or added on another branch; stage the samples again"))

@@ -95,11 +95,11 @@ impl Transaction {
             None => Ok(keys),
             Some(row) => Err(Error::new(
                 "key-not-unique",
-                format!("{} is the key of an earlier sample as well", text_of(spec, &keys[row])),
+                format!("{} is also the key of an earlier sample", text_of(spec, &keys[row])),
             )
             .at_row(row as u64)
             .column(&spec.name)
-            .hint("remove one of the two, leave out the later one (--on-error skip), or keep both (--mode append)")
+            .hint("remove one of the two samples, leave out the later one (--on-error skip), or keep both (--mode append)")
             .context(format!("cannot append to column `{}`", spec.name))),
         }
     }

@@ -85,7 +85,7 @@ fn with_connection_string(
     let (mut account, mut suffix, mut protocol, mut endpoint) = (None, "core.windows.net", "https", None);
     for part in text.trim().split(';').map(str::trim).filter(|part| !part.is_empty()) {
         // Values may contain `=`, names do not. The text may contain a key, so messages show only names.
-        let (name, value) = part.split_once('=').ok_or_else(|| invalid("has a part without `=`".into()))?;
+        let (name, value) = part.split_once('=').ok_or_else(|| invalid("contains a part without `=`".into()))?;
         match name.to_ascii_lowercase().as_str() {
             "accountname" => account = Some(value),
             "accountkey" => builder = builder.with_config(AzureConfigKey::AccessKey, value),
@@ -95,7 +95,7 @@ fn with_connection_string(
             "blobendpoint" => endpoint = Some(value.trim_end_matches('/').to_owned()),
             "usedevelopmentstorage" => builder = builder.with_config(AzureConfigKey::UseEmulator, value),
             "queueendpoint" | "tableendpoint" | "fileendpoint" | "developmentstorageproxyuri" => {}
-            _ => return Err(invalid(format!("has the unknown part `{name}`"))),
+            _ => return Err(invalid(format!("contains an unknown key `{name}`"))),
         }
     }
     if !matches!(protocol, "http" | "https") {
