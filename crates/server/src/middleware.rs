@@ -1,4 +1,5 @@
-//! What happens to every request before and after its operation: its number, the limit on requests, counts, and the access log.
+//! What happens to every request before and after its operation: its number, the limit on requests, the checks of `authentication`, counts, and
+//! the access log.
 
 mod answers;
 mod patient;
