@@ -222,7 +222,8 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
                 wrong.append(f"{name}: {what}: {told}")
             elif before and after and before[0] != after[0]:
                 near.append(f"{name}: {what}: {told}")
-        bars = [{_nameless(bar["what"]): bar for bar in run.get("bars", [])} for run in runs]
+        # The name of the best rival may change.
+        bars = [{re.sub(r"best rival \(.*\)", "best rival", bar["what"]): bar for bar in run.get("bars", [])} for run in runs]
         for what in dict.fromkeys([*bars[0], *bars[1]]):
             pair = [found.get(what) for found in bars]
             if any(bar is None for bar in pair) or _met(pair[0]) != _met(pair[1]):
@@ -234,11 +235,6 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
         ]
         near += [f"{name}: {what}: {system} ran in one run only" for what, system in sorted(ran[0] ^ ran[1])]
     return wrong, near
-
-
-def _nameless(what: str) -> str:
-    """Return the name of a bar without that of the best rival, which may change."""
-    return re.sub(r"best rival \(.*\)", "best rival", what)
 
 
 def main() -> int:

@@ -45,11 +45,6 @@ def _plain(folder: pathlib.Path) -> None:
         synced_file(folder / f"{number:020d}", 1500)
 
 
-def _folder(folder: pathlib.Path) -> pathlib.Path:
-    folder.mkdir()
-    return folder
-
-
 def _dataset(place: pathlib.Path | str) -> ps.Dataset:
     ds = ps.create(place, SCHEMA)
     ds.append({"x": [0]})
@@ -126,7 +121,9 @@ def limits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     number = itertools.count()
     fresh = lambda: folder / f"d{next(number)}"  # noqa: E731
     rounds = 9
-    folders = [_folder(fresh()) for _ in range(rounds)]
+    folders = [fresh() for _ in range(rounds)]
+    for place in folders:
+        place.mkdir()
     ready = [_dataset(fresh()) for _ in range(3 * rounds)]
     times = interleaved({
         "plain": lambda: _plain(folders.pop()),

@@ -223,7 +223,7 @@ def serve() -> None:
     # The adapter is the main module, so that new processes that a system starts find its functions there.
     main = sys.modules["__main__"]
     main.__file__ = sys.argv[0]
-    exec(compile(pathlib.Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
+    exec(compile(pathlib.Path(sys.argv[0]).read_text(), sys.argv[0], "exec", dont_inherit=True), vars(main))
     work, options = vars(main)[sys.argv[1]], types.SimpleNamespace(**json.loads(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a system prints must not be read as an answer.

@@ -74,10 +74,10 @@ def by_age(order: list[int], capacity: int, moves: bool) -> list[bool]:
 
 
 @contextlib.contextmanager
-def link(upstream: int, latency_ms: float, mb_per_second: float) -> Iterator[int]:
+def link(upstream: int, latency_seconds: float, *rates: float) -> Iterator[int]:
+    """Connect to a server through a link. The rates in bytes per second are that of each connection and, if given, that of all."""
     port = servers.free_port()
-    rate = mb_per_second * 1e6
-    command = [sys.executable, COMMON / "shaping.py", port, upstream, latency_ms / 1000, rate, rate]
+    command = [sys.executable, COMMON / "shaping.py", port, upstream, latency_seconds, *rates]
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "ready\n"
     try:
@@ -109,7 +109,7 @@ def one_job(folder: pathlib.Path, minio: servers.Minio, place: str, count: int) 
         cache = folder / "cache"
         shutil.rmtree(cache, ignore_errors=True)
         budget = count * SAMPLE_BYTES * part // 100
-        with link(minio.port, latency, speed) as port:
+        with link(minio.port, latency / 1000, speed * 1e6, speed * 1e6) as port:
             (epochs,) = jobs(place, f"{cache}:{budget}", [(0, 1)], (EPOCHS, BATCH, STEP_SECONDS), f"http://127.0.0.1:{port}")
         order = [sample for epoch in epochs for sample in epoch["order"]]
         # The plan knows the epoch after the last one, too. Any order has the same number of hits there.

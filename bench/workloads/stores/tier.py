@@ -26,6 +26,7 @@ import servers
 from harness import against_best, bar, comparison, fewer, interleaved, rounds
 from photographs import photographs
 from waiting import until
+from workloads.stores.foresight import link
 
 Result = dict[str, Any]
 SIZES = {"100 KB": 100_000, "1 MiB": 1 << 20, "10 MiB": 10 << 20}
@@ -216,46 +217,41 @@ def tier(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     minio = servers.Minio(folder / "minio")
     os.environ |= minio.environment
     comparisons, bars, found = [], [], {}
-    port = servers.free_port()
-    command = [sys.executable, str(pathlib.Path(__file__).parents[2] / "adapters" / "common" / "shaping.py"), str(port), str(minio.port)]
-    shaped = subprocess.Popen([*command, str(DELAY_SECONDS), str(BYTES_PER_SECOND)], stdout=subprocess.PIPE, text=True)
-    assert shaped.stdout and shaped.stdout.readline() == "ready\n"
     try:
         objects = {}
         for name, count in COLD_OBJECTS.items():
             objects |= {f"{name.replace(' ', '-')}-{number}": SIZES[name] for number in range(fewer(count, WORKERS))}
         fill(minio.client(), "bench", objects)
-        for name, expected in (("1 MiB", 11.1), ("10 MiB", 6.3)):
-            keys = [key for key in objects if key.startswith(name.replace(" ", "-") + "-")]
-            direct, cold, warm = [], [], []
-            for number in range(rounds(3)):
-                place = folder / f"penstock-{name.replace(' ', '-')}-{number}"
-                place.mkdir()
-                options = ("--cache", f"{place / 'cache'}:2GB", "--anonymous", "--revalidate", "never")
-                environment = {**minio.environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
-                server = servers.Penstock(place, "s3://", *options, environment=environment)
-                try:
-                    direct.append(read_all(port, keys, SIZES[name]))
-                    cold.append(read_all(server.port, keys, SIZES[name]))
-                    received = _cold_bytes(place / "cache")
-                    warm.append(read_all(server.port, keys, SIZES[name]))
-                    assert _cold_bytes(place / "cache") == received, "the second epoch read cold bytes"
-                    assert received == len(keys) * SIZES[name], "each byte is read once"
-                finally:
-                    server.stop()
-            comparisons.append(comparison(f"{name}, cold store at 96 ms and 9.9 MB/s a connection, 16 workers", "bytes/s",
-                                          {"penstock": cold, "penstock, warm": warm, "direct": direct}))  # fmt: skip
-            median = {"direct": statistics.median(direct), "cold": statistics.median(cold), "warm": statistics.median(warm)}
-            bars += [
-                bar(f"{name}: cold through the server / direct", median["cold"] / median["direct"], at_least=0.95),
-                bar(f"{name}: warm / direct", median["warm"] / median["direct"], at_least=expected),
-            ]
-            found[name] = median
-            print(f"  {name}: " + ", ".join(f"{kind} {value / 1e6:.0f} MB/s" for kind, value in median.items()), flush=True)
+        with link(minio.port, DELAY_SECONDS, BYTES_PER_SECOND) as port:
+            for name, expected in (("1 MiB", 11.1), ("10 MiB", 6.3)):
+                keys = [key for key in objects if key.startswith(name.replace(" ", "-") + "-")]
+                direct, cold, warm = [], [], []
+                for number in range(rounds(3)):
+                    place = folder / f"penstock-{name.replace(' ', '-')}-{number}"
+                    place.mkdir()
+                    options = ("--cache", f"{place / 'cache'}:2GB", "--anonymous", "--revalidate", "never")
+                    environment = {**minio.environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+                    server = servers.Penstock(place, "s3://", *options, environment=environment)
+                    try:
+                        direct.append(read_all(port, keys, SIZES[name]))
+                        cold.append(read_all(server.port, keys, SIZES[name]))
+                        received = _cold_bytes(place / "cache")
+                        warm.append(read_all(server.port, keys, SIZES[name]))
+                        assert _cold_bytes(place / "cache") == received, "the second epoch read cold bytes"
+                        assert received == len(keys) * SIZES[name], "each byte is read once"
+                    finally:
+                        server.stop()
+                comparisons.append(comparison(f"{name}, cold store at 96 ms and 9.9 MB/s a connection, 16 workers", "bytes/s",
+                                              {"penstock": cold, "penstock, warm": warm, "direct": direct}))  # fmt: skip
+                median = {"direct": statistics.median(direct), "cold": statistics.median(cold), "warm": statistics.median(warm)}
+                bars += [
+                    bar(f"{name}: cold through the server / direct", median["cold"] / median["direct"], at_least=0.95),
+                    bar(f"{name}: warm / direct", median["warm"] / median["direct"], at_least=expected),
+                ]
+                found[name] = median
+                print(f"  {name}: " + ", ".join(f"{kind} {value / 1e6:.0f} MB/s" for kind, value in median.items()), flush=True)
         bars += knee(folder, minio, found)
     finally:
-        shaped.terminate()
-        shaped.wait()
         minio.stop()
     return {"what": COLD, "comparisons": comparisons, "bars": bars, "missing": {}, "found": found, "lines": []}
 

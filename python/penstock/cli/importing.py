@@ -81,14 +81,11 @@ def import_(
     )
     with show.progress(as_json, *parts) as progress:
         task = progress.add_task("importing", total=None, unit="")
-
-        def show_progress(done: int, total: int | None, unit: str) -> None:
-            progress.update(task, completed=done, total=total, unit=unit)
-
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
             branch=branch, mode=mode or None, key=key or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
-            masks=masks or None, storage_options=at.storage_options or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+            masks=masks or None, storage_options=at.storage_options or None,
+            progress=lambda done, total, unit: progress.update(task, completed=done, total=total, unit=unit), encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude, columns=[name for name in columns.split(",") if columns], drop=drop, rename=_renamed(rename), ignore=ignore, boxes=boxes,
         )  # fmt: skip
         show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"

@@ -260,15 +260,11 @@ def listed(arrow: pa.DataType, kind: ColumnType | None) -> pa.DataType:
     value, depth = arrow, 0
     if isinstance(arrow, pa.FixedShapeTensorType):
         value, depth = arrow.value_type, len(arrow.shape)
-    elif _is_ragged(arrow):
+    elif pa.types.is_struct(arrow) and [field.name for field in arrow] == ["data", "shape"]:
         value, depth = arrow.field("data").type.value_type, arrow.field("shape").type.list_size
     for _ in range(depth):
         value = pa.list_(value)
     return value
-
-
-def _is_ragged(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]
 
 
 def _as_list(array: pa.Array) -> pa.Array:

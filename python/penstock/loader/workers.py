@@ -166,7 +166,8 @@ class Pool:
             return
         workers, self.workers = self.workers, []
         for _, pipe in workers:
-            _shut(pipe)
+            # End the connection at both ends. The descriptor is closed with the last reference: another thread may be reading from it.
+            ctypes.CDLL(None).shutdown(pipe.fileno(), socket.SHUT_RDWR)  # Needs no second descriptor, unlike the method of a socket.
         last = time.monotonic() + 2
         for process, _ in workers:
             process.join(max(0, last - time.monotonic()))
@@ -228,11 +229,6 @@ def _dumped(value: Any, **options: Any) -> bytes:
         if buffers := getattr(options.get("buffer_callback"), "__self__", None):
             buffers.clear()
         return bytes(cloudpickle.dumps(value, **options))
-
-
-def _shut(pipe: Any) -> None:
-    """End the connection at both ends. The descriptor is closed with the last reference: another thread may be reading from it."""
-    ctypes.CDLL(None).shutdown(pipe.fileno(), socket.SHUT_RDWR)  # Needs no second descriptor, unlike the method of a socket.
 
 
 @contextlib.contextmanager

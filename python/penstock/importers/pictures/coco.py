@@ -251,7 +251,7 @@ class _File:
         if max(counts, default=0) > 0:
             return places[counts.index(max(counts))]
         # Any other folder beside the file, or if that is in a folder of annotations, beside this folder.
-        top = above if _is_of_annotations(beside) else beside
+        top = above if any(word in beside.name.lower() for word in (*_WORDS, "annot", "label", "json")) else beside
         wanted = {pathlib.PurePosixPath(name).name for name in names}
         inner = {file.parents[depth] for file in walk(top) if file.name in wanted for depth in range(len(file.relative_to(top).parts))}
         having = {place: count for place in sorted(inner) if (count := sum((place / name).is_file() for name in names))}
@@ -397,7 +397,3 @@ class _Images:
                     column.append(None if name in refused else values.get(name))
             yield Chunk(columns, len(group), names.__getitem__, lost, problems, dropped)
             lost = []
-
-
-def _is_of_annotations(folder: pathlib.Path) -> bool:
-    return any(word in folder.name.lower() for word in (*_WORDS, "annot", "label", "json"))
