@@ -7,6 +7,7 @@ import measured
 import numpy as np
 import penstock as ps
 import pytest
+from penstock import _core
 from spec_reader import Dataset
 
 pytestmark = pytest.mark.local
@@ -356,3 +357,63 @@ def test_reads_cost_what_those_of_a_fresh_copy_cost(changes, tmp_path):
         # The copy has its only fragment in the record. The root and the page are two reads more, and the page has the runs of row ids.
         assert size <= 1.01 * size_of_copy and reads <= 1.01 * reads_of_copy + 2, found
         assert size < size_before and reads < reads_before, found
+
+
+@pytest.mark.parametrize("direction", ["into the compacted branch", "out of it"])
+def test_a_stage_that_both_sides_added_is_found_after_its_fragment_is_replaced(tmp_path, direction):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    branch, stage = ds.create_branch("b"), ds.stage({"n": [1, 2, 3]})
+    with ds.transaction() as tx:
+        tx.add(stage)
+    ds.update({"n": [7]}, row_ids=tx.receipt.row_ids[:1])
+    assert ds.compact().fragments == 1
+    with branch.transaction() as tx:
+        tx.add(stage)
+    one, other = (ds, branch) if direction == "into the compacted branch" else (branch, ds)
+    with pytest.raises(ps.ConflictError, match="both sides added the same stage, and 3 of its samples would appear twice"):
+        one.merge(other.branch)
+    with branch.transaction() as tx:
+        tx.delete(row_ids=branch.take(range(3), columns=["_row_id"])["_row_id"])
+    branch.merge("main")
+    assert branch["n"][:].tolist() == [7, 2, 3] and not branch.verify()["problems"]
+
+
+@pytest.mark.parametrize("how", ["compact", "merge"])
+def test_long_texts_that_are_copied_in_pieces_have_bounds(tmp_path, how):
+    texts = ["y" * (8 << 20), None, "x" * (9 << 20), "z"]
+    ds = ps.create(tmp_path / "set", {"t": ps.Text(), "n": "int32"})
+    ids = ds.append({"t": texts[:3], "n": [1, 2, 3]}).row_ids
+    if how == "compact":
+        ds.append({"t": ["z"], "n": [4]})
+        assert ds.compact().new_fragments == 1
+    else:
+        branch = ds.create_branch("b")
+        branch.update({"t": ["z" + texts[0]], "n": [5]}, row_ids=ids[:1])
+        ds.update({"n": [7]}, row_ids=ids[:1])
+        ds.merge("b", on_conflict="ours")
+        texts = ["z" + texts[0], *texts[1:3]]
+    assert ds["t"][:] == texts and not ds.verify()["problems"]
+    for probe in ("y" * 20, "x", "z", texts[0], texts[2]):
+        runs = _core.may_have(ds._snapshot, "t", probe, probe)
+        assert all(any(first <= at < end for first, end in runs) for at, text in enumerate(texts) if text == probe)
+
+
+@pytest.mark.parametrize("change", [None, "another column", "another sample", "a deletion"])
+def test_a_none_that_was_given_and_compacted_is_merged(tmp_path, change):
+    ds = ps.create(tmp_path / "set", {"k": "int32", "n": "int32"})
+    ds.append({"k": [1, 2, 3]})
+    branch = ds.create_branch("b")
+    ds.update({"n": [None]}, row_ids=[0])
+    ds.append({"k": [4]})
+    ds.compact()
+    if change == "another column":
+        branch.update({"k": [7]}, row_ids=[1])
+    elif change == "another sample":
+        branch.update({"n": [7]}, row_ids=[1])
+    elif change == "a deletion":
+        with branch.transaction() as tx:
+            tx.delete(row_ids=[1])
+    branch.merge("main")
+    branch.backfill("n", lambda batch: batch["k"] * 100, columns=["k"])
+    second = {None: [200], "another column": [700], "another sample": [7], "a deletion": []}[change]
+    assert list(branch["n"][:]) == [None, *second, 300, 400]

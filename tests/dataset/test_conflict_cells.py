@@ -220,3 +220,23 @@ def test_a_change_of_many_columns_conflicts_in_each_of_them(verb, count):
             second.commit()
         else:
             second.abort()
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_values_of_a_sample_that_only_one_ancestor_shows_as_deleted_are_not_read(compacts):
+    ds = ps.create("memory://", {"v": "int32", "w": "int32"})
+    ds.append({"v": range(4), "w": [0] * 4})
+    source = ds.create_branch("source")
+    ids = source.append({"v": [10, 11], "w": [0, 0]}).row_ids
+    branch = source.create_branch("branch")
+    source.update({"v": [50, 51]}, row_ids=[0, ids[1]])
+    with source.transaction() as tx:
+        tx.delete(row_ids=ids[1:])
+    ds.update({"w": [5]}, row_ids=[1])
+    branch.reset("main")
+    branch.merge("source", on_conflict="ours")
+    if compacts:
+        source.compact()
+    ds.merge("source", on_conflict="theirs")
+    branch.merge("main", on_conflict="theirs")
+    assert branch["v"][:].tolist() == ds["v"][:].tolist() == [50, 1, 2, 3, 10] and not branch.verify()["problems"]

@@ -2,6 +2,7 @@
 
 use penstock_error::Error;
 use penstock_format::rows::RowIds;
+use penstock_format::schema::ColumnSpec;
 
 use super::policy::Policy;
 
@@ -10,6 +11,13 @@ pub struct Clash {
     pub column: String,
     pub rows: RowIds,
     pub what: Clashing,
+}
+
+impl Clash {
+    /// Samples that both sides changed in a column.
+    pub fn changed(column: &ColumnSpec, rows: RowIds) -> Clash {
+        Clash { column: column.name.clone(), rows, what: Clashing::Changed }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

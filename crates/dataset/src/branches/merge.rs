@@ -262,7 +262,15 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
         linked.insert(file.id);
         Ok(())
     })?;
-    let (mut files, mut same) = (linked.clone(), Vec::new());
+    // Fragments that replaced those of a stage have other data files.
+    let mut same = Vec::new();
+    for stage in theirs.stages_outside(Some(ours))? {
+        if chosen.row_ids.or(&chosen.copied).count_in_runs(&stage.runs) > 0 {
+            linked.insert(stage.file);
+            same.push(RowIds::of_runs(stage.runs));
+        }
+    }
+    let mut files = linked.clone();
     if !revived.is_empty() {
         theirs.each_fragment(|fragment| {
             if fragment.runs.iter().any(|run| revived.count_in(run.first..run.end()) > 0) {

@@ -208,9 +208,7 @@ impl<'a> Comparison<'a> {
                     Policy::Theirs => *rows = rows.or(&others),
                     Policy::Ours => *rows = rows.minus(&differing),
                     Policy::Fail if differing.is_empty() => {}
-                    Policy::Fail => {
-                        clashes.push(Clash { column: spec.name.clone(), rows: differing, what: Clashing::Changed })
-                    }
+                    Policy::Fail => clashes.push(Clash::changed(spec, differing)),
                 }
             }
         }
@@ -237,6 +235,10 @@ impl<'a> Comparison<'a> {
         if !clashes.is_empty() {
             return Err(error(&clashes));
         }
+        // What died there is read only if the branch learns of it by each comparison.
+        let all: Vec<RowIds> = others.iter().chain([self]).map(Comparison::learned).collect();
+        let dead = RowIds::union(all.iter()).minus(&all.iter().fold(self.learned(), |both, other| both.and(other)));
+        values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&dead));
         Ok(Decided { samples, values: MergedValues::Samples(values), reads })
     }
 
@@ -254,7 +256,7 @@ impl<'a> Comparison<'a> {
     /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
     fn read_as_removed(&self) -> Vec<RowsRead> {
         let rows = self.ours.removed.and(&self.theirs.removed.or(&self.changed().1));
-        read_of(NO_COLUMN, &rows).into_iter().collect()
+        RowsRead::of_column(NO_COLUMN, &rows).into_iter().collect()
     }
 
     /// Return the samples that the merge adds or removes, if no policy decides otherwise.
@@ -371,15 +373,18 @@ impl<'a> Comparison<'a> {
                 AddedBy::Theirs => (changed_values(ours, theirs, spec, other)?, RowIds::default(), RowIds::default()),
                 AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
             };
+            // A backfill computes what was never given, so a null that was given is a change.
+            let before = if *added == AddedBy::Theirs { ours } else { base };
+            let changed = changed.or(&theirs.given_nulls(spec, &other.minus(own), before)?);
             let alike = if *added == AddedBy::Both {
                 either.clone()
             } else {
                 changed.and(&own_changed).or(&either.and(&on_both))
             };
-            reads.extend(read_of(spec.id, &alike));
+            reads.extend(RowsRead::of_column(spec.id, &alike));
             let [died_here, died_there] = self.changed_before(spec)?;
             let changed_here = self.changed_since(ours, spec, &self.theirs.removed)?.or(&died_there);
-            reads.extend(read_of(spec.id, &changed_here));
+            reads.extend(RowsRead::of_column(spec.id, &changed_here));
             kept_by_ours.add(policy, &spec.name, changed_here);
             let changed_there = self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here);
             kept_by_theirs.add(policy, &spec.name, changed_there);
@@ -389,9 +394,7 @@ impl<'a> Comparison<'a> {
             taken.push(either.and(&self.learned()));
             match policy {
                 Policy::Theirs => taken.push(unclear),
-                Policy::Fail if !unclear.is_empty() => {
-                    clashes.push(Clash { column: spec.name.clone(), rows: unclear, what: Clashing::Changed });
-                }
+                Policy::Fail if !unclear.is_empty() => clashes.push(Clash::changed(spec, unclear)),
                 _ => {}
             }
             values.push(((*spec).clone(), RowIds::union(taken.iter())));
@@ -437,11 +440,6 @@ impl<'a> Comparison<'a> {
         let [here, there] = &self.died;
         Ok([changed(here, ours, theirs, other)?, changed(there, theirs, ours, own)?])
     }
-}
-
-/// Return the read of these samples in a column. None if there are none.
-fn read_of(column: u64, rows: &RowIds) -> Option<RowsRead> {
-    (!rows.is_empty()).then(|| RowsRead { columns: vec![column], rows: Some(Arc::new(rows.clone())) })
 }
 
 /// Return the samples whose value may differ between both sides. `theirs` has no values of a column that only `ours` added.

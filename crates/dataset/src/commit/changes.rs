@@ -23,6 +23,13 @@ pub struct RowsRead {
     pub rows: Option<Arc<RowIds>>,
 }
 
+impl RowsRead {
+    /// Return the read of these samples in a column. None if there are none.
+    pub fn of_column(column: u64, rows: &RowIds) -> Option<RowsRead> {
+        (!rows.is_empty()).then(|| RowsRead { columns: vec![column], rows: Some(Arc::new(rows.clone())) })
+    }
+}
+
 /// Column ids begin at 1. A read of this column is a read of no values.
 pub const NO_COLUMN: u64 = 0;
 

@@ -9,6 +9,7 @@ use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, Run};
+use penstock_format::manifest::Staged;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 
@@ -42,16 +43,23 @@ impl Snapshot {
             return Ok(found);
         }
         let pages = known.map(Snapshot::pages).unwrap_or_default();
-        let is_known = |stages: &&ObjectRef| known.is_some_and(|known| known.stages.contains(stages));
-        for stages in self.stages.iter().filter(|stages| !is_known(stages)) {
-            let stages = self.context.stages(stages)?.into_iter().filter(|stage| files.contains(&stage.file));
-            found.extend(stages.map(|stage| (stage.file, stage.runs)));
-        }
+        let named = self.stages_outside(known)?.into_iter().filter(|stage| files.contains(&stage.file));
+        found.extend(named.map(|stage| (stage.file, stage.runs)));
         self.each_fragment_outside(&pages, |fragment| {
             let named = fragment.files.iter().filter(|file| files.contains(&file.id));
             found.extend(named.map(|file| (file.id, fragment.runs.clone())));
             Ok(())
         })?;
+        Ok(found)
+    }
+
+    /// Return the stages whose fragments a layout replaced, without those that are in `known`, too. Cost: reads their objects.
+    pub fn stages_outside(&self, known: Option<&Snapshot>) -> Result<Vec<Staged>> {
+        let is_known = |stages: &ObjectRef| known.is_some_and(|known| known.stages.contains(stages));
+        let mut found = Vec::new();
+        for stages in self.stages.iter().filter(|stages| !is_known(stages)) {
+            found.extend(self.context.stages(stages)?);
+        }
         Ok(found)
     }
 

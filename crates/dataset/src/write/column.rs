@@ -44,7 +44,7 @@ pub struct ColumnWriter {
     pub samples: usize,
     pub validity: Option<Vec<bool>>,
     /// The bounds of the values, if the column has an order.
-    bounds: Option<Bounds>,
+    pub bounds: Option<Bounds>,
 }
 
 impl ColumnWriter {

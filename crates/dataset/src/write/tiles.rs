@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
-use penstock_format::datafile::{Codec, Layout, MAX_BLOCK_BYTES, MAX_BLOCKS, OWN_FILE_BYTES};
+use penstock_format::datafile::{Bounds, Codec, HEAD_BYTES, Layout, MAX_BLOCK_BYTES, MAX_BLOCKS, OWN_FILE_BYTES};
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Pulled, counted, push_validity};
 
@@ -75,15 +75,17 @@ impl FragmentWriter {
         for row in 0..pulled.shapes.len() {
             let valid = pulled.validity.as_ref().is_none_or(|validity| validity[row]);
             let mut block = GrowingBlock::default();
+            let mut head = Vec::new();
             if valid {
-                pulled.source.pull(
-                    row,
-                    &[],
-                    &mut |piece| match block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
-                        true => Err(too_long().at_row(row as u64).column(&column.spec.name)),
-                        false => target.grow(chunk, &mut block, piece),
-                    },
-                )?;
+                pulled.source.pull(row, &[], &mut |piece| {
+                    if block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
+                        return Err(too_long().at_row(row as u64).column(&column.spec.name));
+                    }
+                    head.extend_from_slice(&piece[..piece.len().min(HEAD_BYTES - head.len())]);
+                    target.grow(chunk, &mut block, piece)
+                })?;
+                // Text that a compaction or a merge copies is not in memory either.
+                column.bounds.iter_mut().for_each(|bounds| bounds.include(&Bounds::of_words([&head[..]].into_iter())));
             }
             target.end(chunk, block)?;
             chunk.first_row.push(column.samples as u64);

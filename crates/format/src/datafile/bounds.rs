@@ -9,6 +9,8 @@ use crate::cursor::{Cursor, Writer, malformed};
 
 /// Bounds of text have at most this many bytes.
 const TEXT_BYTES: usize = 16;
+/// So many bytes of a text determine its bounds, however long it is.
+pub const HEAD_BYTES: usize = TEXT_BYTES + 1;
 
 const HAS_NAN: u8 = 1;
 const HAS_SPAN: u8 = 2;

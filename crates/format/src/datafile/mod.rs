@@ -9,7 +9,7 @@ mod tail;
 
 use serde::{Deserialize, Serialize};
 
-pub use bounds::{Bounds, Class, Span};
+pub use bounds::{Bounds, Class, HEAD_BYTES, Span};
 pub use build::{ChunkBuilder, write_footer, write_header, write_tail};
 pub use chunk::Chunk;
 pub use packed::{Packed, write_packed};
