@@ -394,7 +394,7 @@ def test_long_texts_that_are_copied_in_pieces_have_bounds(tmp_path, how):
         texts = ["z" + texts[0], *texts[1:3]]
     assert ds["t"][:] == texts and not ds.verify()["problems"]
     for probe in ("y" * 20, "x", "z", texts[0], texts[2]):
-        runs = _core.may_have(ds._snapshot, "t", probe, probe)
+        runs = _core.may_have(ds._snapshot, "t", probe.encode(), probe.encode())
         assert all(any(first <= at < end for first, end in runs) for at, text in enumerate(texts) if text == probe)
 
 
@@ -416,4 +416,4 @@ def test_a_none_that_was_given_and_compacted_is_merged(tmp_path, change):
     branch.merge("main")
     branch.backfill("n", lambda batch: batch["k"] * 100, columns=["k"])
     second = {None: [200], "another column": [700], "another sample": [7], "a deletion": []}[change]
-    assert list(branch["n"][:]) == [None, *second, 300, 400]
+    assert branch["n"][:].tolist() == [None, *second, 300, 400]

@@ -223,8 +223,8 @@ def test_a_change_of_many_columns_conflicts_in_each_of_them(verb, count):
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-def test_values_of_a_sample_that_only_one_ancestor_shows_as_deleted_are_not_read(compacts):
-    ds = ps.create("memory://", {"v": "int32", "w": "int32"})
+def test_values_of_a_sample_that_only_one_ancestor_shows_as_deleted_are_not_read(tmp_path, compacts):
+    ds = ps.create(tmp_path / "set", {"v": "int32", "w": "int32"})
     ds.append({"v": range(4), "w": [0] * 4})
     source = ds.create_branch("source")
     ids = source.append({"v": [10, 11], "w": [0, 0]}).row_ids

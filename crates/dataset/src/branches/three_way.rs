@@ -374,8 +374,7 @@ impl<'a> Comparison<'a> {
                 AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
             };
             // A backfill computes what was never given, so a null that was given is a change.
-            let before = if *added == AddedBy::Theirs { ours } else { base };
-            let changed = changed.or(&theirs.given_nulls(spec, &other.minus(own), before)?);
+            let changed = changed.or(&theirs.given_nulls(spec, other, ours)?);
             let alike = if *added == AddedBy::Both {
                 either.clone()
             } else {
