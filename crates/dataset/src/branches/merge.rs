@@ -210,7 +210,8 @@ fn additions(
             (overlays, 0)
         }
         MergedValues::Samples(mut values) => {
-            let absent = lacking.minus(&chosen.row_ids);
+            // Of samples that died there and that no fragment has any more, there are no values.
+            let absent = lacking.minus(&chosen.row_ids).or(&theirs.overlay_rows(Overlay::is_gone)?);
             values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&absent));
             let theirs = if learned.is_empty() { theirs.clone() } else { Arc::new(theirs.with_hidden()) };
             copied_values(&theirs, &values, puts)?

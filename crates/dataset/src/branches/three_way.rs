@@ -195,6 +195,10 @@ impl<'a> Comparison<'a> {
         let Sides { ours, theirs, .. } = self.sides;
         let (mut samples, mut values, mut reads) = self.decide_values(self.samples(), policies)?;
         let (mut clashes, mut unclear) = (Vec::new(), RowIds::default());
+        // What died there is read only if the branch learns of it by each comparison.
+        let all: Vec<RowIds> = others.iter().chain([self]).map(Comparison::learned).collect();
+        let died = RowIds::union(all.iter());
+        let dead = died.minus(&all.iter().fold(self.learned(), |both, other| both.and(other)));
         for other in others {
             let (other_samples, other_values, other_reads) = other.decide_values(other.samples(), policies)?;
             reads.extend(other_reads);
@@ -203,7 +207,8 @@ impl<'a> Comparison<'a> {
                 unclear = unclear.or(&one.minus(other)).or(&other.minus(one));
             }
             for ((spec, rows), (_, others)) in values.iter_mut().zip(other_values) {
-                let differing = changed_values(ours, theirs, spec, &rows.minus(&others).or(&others.minus(rows)))?;
+                let differing =
+                    changed_values(ours, theirs, spec, &rows.minus(&others).or(&others.minus(rows)).minus(&died))?;
                 match policies.of(spec.id) {
                     Policy::Theirs => *rows = rows.or(&others),
                     Policy::Ours => *rows = rows.minus(&differing),
@@ -235,9 +240,6 @@ impl<'a> Comparison<'a> {
         if !clashes.is_empty() {
             return Err(error(&clashes));
         }
-        // What died there is read only if the branch learns of it by each comparison.
-        let all: Vec<RowIds> = others.iter().chain([self]).map(Comparison::learned).collect();
-        let dead = RowIds::union(all.iter()).minus(&all.iter().fold(self.learned(), |both, other| both.and(other)));
         values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&dead));
         Ok(Decided { samples, values: MergedValues::Samples(values), reads })
     }
