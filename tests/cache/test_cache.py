@@ -169,7 +169,7 @@ def test_wrong_caches_are_refused(filled, tmp_path, text):
         ps.open(uri, cache=str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ps.InvalidInputError, match="the folder has other files"):
+    with pytest.raises(ps.InvalidInputError, match="the folder contains other files"):
         ps.open(uri, cache=f"{tmp_path}:1MB")
 
 
@@ -314,7 +314,7 @@ def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cach
     pinned = run.invoke(_app(), ["cache", "pin", store, "--cache", str(cache)])
     assert (pinned.exit_code, pinned.output) == (0, "pinned\n")
     mistyped = run.invoke(_app(), ["cache", "evict", "s3://bucket at http://nowhere", "--cache", str(cache)])
-    assert mistyped.exit_code == 1 and "not a store of this cache" in mistyped.stderr and store in mistyped.stderr
+    assert mistyped.exit_code == 1 and "this cache has no store" in mistyped.stderr and store in mistyped.stderr
     assert isinstance(mistyped.exception, ps.InvalidInputError | SystemExit) and counts(cache)["bytes"] > 0
     evicted = run.invoke(_app(), ["cache", "evict", store, "--cache", str(cache)])
     assert evicted.exit_code == 0 and counts(cache)["bytes"] == 0

@@ -76,7 +76,7 @@ def test_verbs_of_branches(root, table):
     run("create", root, "name=text", "age=int64")
     run("import", table, root)
     first = ps.open(root).snapshot
-    assert "branch exp begins with snapshot 1-0-" in run("branch", root, "exp").stdout
+    assert "branch exp begins at snapshot 1-0-" in run("branch", root, "exp").stdout
     run("import", table, root, "--branch", "exp", "-m", "again", "--mode", "append")
     assert "error[branch-not-found]" in run("import", table, root, "--branch", "nothing", code=1).stderr
     assert not root.with_name("new").exists() and "not a dataset" in run("import", table, root.with_name("new"), "-b", "x", code=1).stderr

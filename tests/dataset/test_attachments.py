@@ -202,7 +202,7 @@ def test_bad_attachments_are_refused(tmp_path):
         ("belong to no sample, such as 12345", ps.NotFoundError, {"rows": [12345]}),
         ("expected a JSON object", ps.InvalidInputError, {"parameters": "[1]"}),
         ("expected a JSON object of at most 1024 bytes", ps.InvalidInputError, {"parameters": json.dumps({"text": "x" * 1024})}),
-        ("a kind of 0 bytes", ps.InvalidInputError, {"kind": ""}),
+        ("a kind that is 0 bytes long", ps.InvalidInputError, {"kind": ""}),
         ("not the id of an object", ps.InvalidInputError, {"replaces": ["none"]}),
     ]:
         with pytest.raises(error, match=message):

@@ -108,7 +108,7 @@ def test_a_fill_is_checked_by_the_rule_of_the_transaction(root):
     for rule in ("refuse", "drop"):
         with ds.transaction(boxes=rule) as tx:
             with pytest.raises(
-                ps.InvalidInputError, match="column `labels`: a fill gives each sample 1, however many `boxes` it has"
+                ps.InvalidInputError, match="column `labels`: a fill gives each sample 1, regardless of its number of `boxes`"
             ) as caught:
                 tx.add_column("labels", labels, fill=["a"])
             assert 'boxes="keep"' in caught.value.hint and list(ds.schema) == ["boxes"]
@@ -124,7 +124,7 @@ def test_a_fill_is_checked_by_the_rule_of_the_transaction(root):
 def test_each_box_has_one_label(root, count):
     ds = dataset(root)
     rows = {"boxes": [[GOOD["xyxy"]] * 2] * 2, "labels": [["a", "b"], ["a"] * count]}
-    with pytest.raises(ps.InvalidInputError, match=rf"row 1 has {count} labels?, expected 2, one for each of `boxes`") as caught:
+    with pytest.raises(ps.InvalidInputError, match=rf"row 1 has {count} labels?, expected 2, one for each box in `boxes`") as caught:
         ds.append(rows)
     assert (caught.value.column, caught.value.rows) == ("labels", [1]) and len(ds) == 0
     with pytest.raises(ps.InvalidInputError, match="row 1 has"):
@@ -140,7 +140,7 @@ def test_labels_belong_to_boxes_or_keypoints(root):
         root, {"points": ps.Keypoints(2, 2), "labels": ps.Labels(["a"], of="points"), "tags": ps.Labels(["x"]), "boxes": ps.Boxes()}
     )
     assert ps.open(root).schema["labels"] == ps.Labels(["a"], of="points") and ds.schema["tags"].of is None
-    with pytest.raises(ps.InvalidInputError, match="row 0 has 2 labels, expected 1, one for each of `points`"):
+    with pytest.raises(ps.InvalidInputError, match="row 0 has 2 labels, expected 1, one for each box in `points`"):
         ds.append({"points": [[[[1, 2], [3, 4]]]], "labels": [["a", "a"]]})
     ds.append({"points": [[[[1, 2], [3, 4]]]], "labels": [["a"]], "tags": [[]], "boxes": [[[0, 0, 1, 1]] * 3]})
     with ds.transaction() as tx:
@@ -207,12 +207,12 @@ def test_boxes_are_clipped_at_the_borders_of_their_image(tmp_path, root, image):
 def test_boxes_without_their_images_are_not_clipped(root):
     ds = dataset(root)
     with pytest.raises(
-        ps.InvalidInputError, match=r"cannot cut the boxes of `boxes`: its images, in `image`, are not given with it"
+        ps.InvalidInputError, match=r"cannot cut the boxes of `boxes`: its images, in `image`, are not in the same call"
     ) as caught:
         ds.append({"boxes": [[[-5, 0, 1, 1]]]}, boxes="clip")
     assert 'boxes="drop" or "keep"' in caught.value.hint and len(ds) == 0
     alone = ps.create(root.with_name("alone"), {"boxes": ps.Boxes()})
-    with pytest.raises(ps.InvalidInputError, match="names no column of images"):
+    with pytest.raises(ps.InvalidInputError, match="names no image column"):
         alone.append({"boxes": [[[-5, 0, 1, 1]]]}, boxes="clip")
     ds.append({"image": [None], "boxes": [[[-5, 0, 9000, 1]]]}, boxes="clip")
     assert ds["boxes"][0].tolist() == [[0, 0, 9000, 1]], "the size of an image that is null is not known"
@@ -313,7 +313,7 @@ def test_boxes_that_may_be_dropped_are_given_with_their_labels(root):
     ds = dataset(root)
     ids = ds.append({"image": [picture()], "boxes": [[[0, 0, 1, 1]] * 2], "labels": [["a", "b"]]}).row_ids
     with ds.transaction(boxes="drop") as tx:
-        with pytest.raises(ps.InvalidInputError, match="cannot drop boxes of `boxes` without `labels`"):
+        with pytest.raises(ps.InvalidInputError, match="cannot drop boxes from `boxes` without `labels`"):
             tx.update({"boxes": [[[3, 3, 1, 1], [0, 0, 2, 2]]]}, row_ids=ids)
         tx.update({"boxes": [[[3, 3, 1, 1], [0, 0, 2, 2]]], "labels": [["a", "b"]]}, row_ids=ids)
     assert ds[0]["boxes"].tolist() == [[0, 0, 2, 2]] and ds[0]["labels"].tolist() == [1]

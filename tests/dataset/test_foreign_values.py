@@ -535,7 +535,7 @@ def test_times_in_several_of_a_unit(given):
     for count, unit in ((2**61, "7us"), (2**62, "10ms"), (2**62, "3000ns"), (1, "1500ns")):
         value = np.array([0, count], "i8").view(f"M8[{unit}]")
         for values in (value, list(value)):
-            with pytest.raises(ps.InvalidInputError, match=r"out of the range of microseconds|does not fit timestamp"):
+            with pytest.raises(ps.InvalidInputError, match=r"out of the range of 64-bit microseconds|does not fit timestamp"):
                 given("timestamp", values)
 
 
@@ -575,7 +575,7 @@ def test_durations_of_python_beyond_64_bits_are_refused(given, sign):
         datetime.timedelta.max,
     ):
         for values in ([None, value], np.array([None, value], object)):
-            with pytest.raises(ps.InvalidInputError, match=r"row 1 is .*out of the range of microseconds in 64 bits"):
+            with pytest.raises(ps.InvalidInputError, match=r"row 1 is .*out of the range of 64-bit microseconds"):
                 given("duration", values)
 
 

@@ -108,11 +108,9 @@ def test_fewer_groups_than_parts_are_refused():
 def test_parts_far_from_their_share_are_reported_with_numbers():
     ds = ps.create("memory://groups-far", {"who": ps.Text()})
     ds.append({"who": ["a"] * 60 + ["b"] * 40})
-    with pytest.warns(
-        UserWarning, match=r"`train` has 60 samples, 95 were wanted; `test` has 40 samples, 5 were wanted: the groups of `who`"
-    ):
+    with pytest.warns(UserWarning, match=r"`train` has 60 samples instead of 95; `test` has 40 samples instead of 5: the groups of `who`"):
         ds.split({"train": 0.95, "test": 0.05}, group="who")
-    with pytest.warns(UserWarning, match=r"of the 3 samples of this split, `test` has 0 samples, 0\.03 were wanted: there are few samples"):
+    with pytest.warns(UserWarning, match=r"of the 3 samples in this split, `test` has 0 samples instead of 0\.03: there are few samples"):
         ds.head(3).split({"train": 0.99, "test": 0.01})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -82,7 +82,7 @@ def test_a_commit_that_was_refused_does_not_open_one_that_was_not(monkeypatch):
     tx._calls.close()  # The first thread goes this far.
     late = tx._calls.begin()
     began(late)
-    with pytest.raises(ps.ClosedError, match="is under way"):
+    with pytest.raises(ps.ClosedError, match="is in progress"):
         tx.commit()
     tx._calls.under_way.discard(late)
     with pytest.raises(ps.ClosedError, match="already been committed"):
@@ -136,7 +136,7 @@ def test_a_transaction_is_not_committed_while_a_thread_is_in_a_call(verb):
     refused = []
 
     def work():
-        with pytest.raises(ps.ClosedError, match="is under way") as caught:
+        with pytest.raises(ps.ClosedError, match="is in progress") as caught:
             tx.commit()  # In the same thread.
         refused.append(caught.value)
         reached.set()
@@ -151,7 +151,7 @@ def test_a_transaction_is_not_committed_while_a_thread_is_in_a_call(verb):
     thread = threading.Thread(target=calls[verb])
     thread.start()
     assert reached.wait(300)
-    with pytest.raises(ps.ClosedError, match="commit after the call has returned"):
+    with pytest.raises(ps.ClosedError, match="commit after the call returns"):
         tx.commit()
     goes_on.set()
     thread.join()

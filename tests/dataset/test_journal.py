@@ -236,7 +236,7 @@ def test_journals_of_others_and_damaged_ones_are_refused(place):
     tx.append({"n": [8]})
     del tx
     other = ps.create(place / "other", SCHEMA)
-    with pytest.raises(ps.InvalidInputError, match="another dataset"):
+    with pytest.raises(ps.InvalidInputError, match="a dataset other than"):
         other.transaction(journal=path)
     branch = ds.create_branch("exp")
     with pytest.raises(ps.InvalidInputError, match="another branch"):

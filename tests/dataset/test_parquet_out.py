@@ -269,7 +269,7 @@ def test_keys_of_objects_are_literal(minio, ds, name, several):
 @pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/", "gs://bucket", "memory://name", "s3://"])
 def test_uri_without_the_name_of_a_file_is_refused(ds, tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ps.InvalidInputError, match="it has no name of a file") as caught:
+    with pytest.raises(ps.InvalidInputError, match="it has no file name") as caught:
         ds.to_parquet(path)
     assert "s3://bucket/name.parquet" in caught.value.hint and list(tmp_path.iterdir()) == []
 

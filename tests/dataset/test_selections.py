@@ -135,13 +135,13 @@ def run(seed, path, steps=6):
     assert both.select(mask)["n"][:].tolist() == numbers[places[mask]].tolist()
 
 
-@pytest.mark.filterwarnings("ignore:of the .* samples of this split")
+@pytest.mark.filterwarnings("ignore:of the .* samples in this split")
 @pytest.mark.parametrize("seed", range(60))
 def test_random_programs_of_selections_agree_with_lists_of_indices(seed, tmp_path):
     run(seed, tmp_path / "set")
 
 
-@pytest.mark.filterwarnings("ignore:of the .* samples of this split")
+@pytest.mark.filterwarnings("ignore:of the .* samples in this split")
 def test_a_planted_mistake_is_caught(tmp_path, monkeypatch):
     """A range that goes backwards begins one sample late."""
 
@@ -262,7 +262,7 @@ def test_a_mask_means_the_same_after_appends(tmp_path):
     assert next(iter(loader))["n"].tolist() == np.flatnonzero(chosen)[21:28].tolist()
 
 
-@pytest.mark.filterwarnings("ignore:of the .* samples of this split")
+@pytest.mark.filterwarnings("ignore:of the .* samples in this split")
 @pytest.mark.parametrize("seed", range(12))
 def test_splits_by_class_are_those_of_the_definition(seed, tmp_path):
     random = np.random.default_rng(seed)

@@ -189,7 +189,7 @@ def test_dtypes_that_do_not_fit_name_the_one_that_has_both(tmp_path, narrow, our
         ds.merge("b")
     assert caught.value.column == "n"
     if common is None:
-        assert "no dtype has the values of both" in caught.value.hint and "rename or drop the column on one side" in caught.value.hint
+        assert "no dtype can hold the values of both" in caught.value.hint and "rename or drop the column on one side" in caught.value.hint
         return
     assert f"widen it to {common} on both sides" in caught.value.hint and "no dtype" not in str(caught.value)
     for handle in (ds, branch):

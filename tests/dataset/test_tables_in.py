@@ -220,7 +220,7 @@ def test_codes_that_mean_no_class_are_refused():
     names = datasets.ClassLabel(names=["cat", "dog"])
     ds = ps.create("memory://odd-codes", {"label": ps.Label(["dog", "cat"]), "tags": ps.Labels(["dog", "cat"])})
     features = datasets.Features({"label": names, "tags": datasets.Sequence(names)})
-    for label, tags, match in ((-2, [], "the code -2 is not that of one of 2 classes"), (0, [-1], "a list contains -1")):
+    for label, tags, match in ((-2, [], "none of the 2 classes has code -2"), (0, [-1], "a list contains -1")):
         table = pa.table({"label": [label], "tags": pa.array([tags], pa.list_(pa.int64()))})
         with pytest.raises(ps.InvalidInputError, match=match):
             ds.append(datasets.Dataset(table.cast(features.arrow_schema)).cast(features))

@@ -525,7 +525,7 @@ def test_a_value_cannot_use_the_transaction_that_reads_it(root, how):
     other = ps.create(f"{root}-other", {"n": "int64"})
     transaction = ds.transaction()
     uses = {"append": lambda: transaction.append({}), "abort": transaction.abort, "commit": transaction.commit}
-    with pytest.raises(ps.ClosedError, match="is under way" if how == "commit" else "while it is reading a value"):
+    with pytest.raises(ps.ClosedError, match="is in progress" if how == "commit" else "while it is reading a value"):
         transaction.append({"v": Using(uses[how])})
     transaction.abort()
     ds.append({"v": Using(lambda: other.append({"n": [1]}))})  # A value may use another dataset's transaction.

@@ -49,7 +49,7 @@ def test_what_a_killed_import_leaves_is_counted_by_stats_and_verify(root):
     assert ds.unreferenced() == found and ds.verify()["unreferenced_bytes"] == found["bytes"]
     for verb in ("stats", "verify"):
         text = " ".join(command(verb, root).split())
-        assert "not referred to by any snapshot; perhaps of a running or interrupted writer" in text
+        assert "not referenced by any snapshot, perhaps from a running or interrupted writer" in text
         told = json.loads(command(verb, root, "--json"))
         assert {name: told[f"unreferenced_{name}"] for name in ("objects", "bytes")} == found
     [ds.append({"v": np.ones((1, 32768), np.int64), "word": ["c"]}) for _ in range(3)]

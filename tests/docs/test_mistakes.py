@@ -71,7 +71,7 @@ T.PerBatch(v2.CutMix(num_classes=2))                                    | T.CutM
 ds.loader(batch_size=2, transform=[v2.Compose([v2.Resize(2), v2.SanitizeBoundingBoxes()])]) | T.SanitizeBoundingBoxes
 ps.create(folder / "z", {"a": "label:cat,dog"})                         | ps.Label
 ps.create(folder / "z", {"a": "tensor:float32:3x?"})                    | ps.Tensor
-ds.save()                                                               | store at once
+ds.save()                                                               | store data immediately
 ds.loader(batch_size=2, columns=["image"], transform=[T.Pad(2, fill=(1, 2, 3))]) | fill=0
 ps.load_dataset("x")                                                    | ps.open(uri)
 imports(pl.DataFrame({"n": pl.Series([1], dtype=pl.Int128)}), folder / "z") | cast

@@ -53,9 +53,9 @@ def test_a_branch_begins_at_a_snapshot_and_keeps_apart(root):
         with pytest.raises(ps.Error) as caught:
             ds.create_branch(name)
         assert caught.value.code == code and caught.value.hint
-    with pytest.raises(ps.AlreadyExistsError, match="there is a branch of this name already"):
+    with pytest.raises(ps.AlreadyExistsError, match="a branch with this name already exists"):
         ds.create_tag("exp")
-    with pytest.raises(ps.NotFoundError, match="no branch and no tag `nothing`"):
+    with pytest.raises(ps.NotFoundError, match="no branch or tag `nothing`"):
         ds.create_branch("other", "nothing")
     with pytest.raises(ps.InvalidInputError, match="a branch or one of"):
         ps.open(root, branch="exp", tag="v1")

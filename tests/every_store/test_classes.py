@@ -155,7 +155,7 @@ def test_sides_that_name_classes_differently_are_a_conflict(root):
         tx.add_classes("label", ["fox"])
     with ds.transaction() as tx:
         tx.rename_class("label", "dog", "fox")
-    with pytest.raises(ps.ConflictError, match="each side has another class `fox`"):
+    with pytest.raises(ps.ConflictError, match="each side has a different class `fox`"):
         ds.merge("side")
     one, other = (newest(ps.open(root), 3).transaction() for _ in range(2))
     one.rename_class("label", "lynx", "cat")

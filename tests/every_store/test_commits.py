@@ -336,7 +336,7 @@ def test_an_abort_inside_a_transaction_is_its_end(root):
         transaction.append({"n": [1]})
         transaction.abort()
     assert len(ds.refresh()) == 0 and len(ds.log()) == 1
-    with pytest.raises(ps.InvalidInputError, match="its properties are a list"):
+    with pytest.raises(ps.InvalidInputError, match="the properties are a list"):
         ds.transaction(properties=[1])
 
 

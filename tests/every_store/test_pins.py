@@ -134,5 +134,5 @@ def test_where_nothing_can_be_written_pins_say_so_and_loaders_work(tmp_path):
     with pytest.raises(ps.InvalidInputError, match="pin='yes'"):
         ds.loader(batch_size=2, pin="yes")
     np.save(tmp_path / "a.npy", np.ones(3))
-    with pytest.raises(ps.UnsupportedError, match="no snapshots to pin"):
+    with pytest.raises(ps.UnsupportedError, match="they have no snapshots"):
         ps.files(tmp_path / "a.npy").loader(batch_size=1, pin=True)

@@ -254,7 +254,7 @@ def test_a_merge_does_not_double_a_stage(root):
     late.add(stage)
     with ds.transaction() as tx:
         own = tx.add(stage)
-    with pytest.raises(ps.ConflictError, match="both sides added one stage") as caught:
+    with pytest.raises(ps.ConflictError, match="both sides added the same stage") as caught:
         ds.merge("exp")
     assert len(ds.refresh()) == 5 and len(caught.value.row_ids) == 3
     with ds.transaction("keep the branch's samples") as tx:
@@ -323,7 +323,7 @@ def test_a_merge_does_not_revive_samples_that_the_branch_has_under_other_ids(roo
     with ds.transaction() as tx:
         tx.delete(row_ids=own)
     ds.merge("b")
-    with pytest.raises(ps.ConflictError, match="both sides added one stage"):
+    with pytest.raises(ps.ConflictError, match="both sides added the same stage"):
         ds.merge("c", on_conflict="theirs")
     assert newest(ps.open(root), 3)["n"][:].tolist() == [0, 10, 11]
 

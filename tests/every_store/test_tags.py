@@ -24,7 +24,7 @@ def test_a_tag_names_one_snapshot_until_it_is_deleted(root):
     assert ps.open(root, tag="first").snapshot == receipts[0].snapshot
     for again in (None, receipts[0].snapshot):
         with pytest.raises(
-            ps.AlreadyExistsError, match=f"there is a tag of this name already, for snapshot {receipts[0].snapshot}"
+            ps.AlreadyExistsError, match=f"a tag with this name already exists, for snapshot {receipts[0].snapshot}"
         ) as caught:
             ds.create_tag("first", again)
         assert caught.value.code == "name-exists" and caught.value.hint
@@ -44,7 +44,7 @@ def test_a_tag_names_one_snapshot_until_it_is_deleted(root):
 def test_names_and_times_that_are_refused(root):
     ds = ps.create(root, {"n": "int32"})
     for name in ("", "x" * 256, "two\nlines", "\0"):
-        with pytest.raises(ps.InvalidInputError, match="is not a name"):
+        with pytest.raises(ps.InvalidInputError, match="is not a valid name"):
             ds.create_tag(name)
     with pytest.raises(ps.InvalidInputError):
         ds.create_tag(3)

@@ -67,7 +67,7 @@ def test_columns_are_chosen_left_out_and_renamed(tmp_path, root, form):
     ("options", "says"),
     [
         ({"columns": ["a", "z"]}, "columns names `z`"), ({"drop": ["z"]}, "drop names `z`"), ({"rename": {"z": "y"}}, "rename names `z`"),
-        ({"drop": ["a", "b", "c", "secret"]}, "none of its 4 columns is left"), ({"rename": {"a": "b"}}, "`a` and `b` get one name, `b`"),
+        ({"drop": ["a", "b", "c", "secret"]}, "none of its 4 columns is left"), ({"rename": {"a": "b"}}, "`a` and `b` get the same name, `b`"),
         ({"rename": {"a": "_a"}}, "no leading `_`"),
     ],
 )  # fmt: skip
@@ -134,7 +134,7 @@ def test_choices_and_odd_names_meet():
         call = lambda: import_data(table, f"memory://choices-{seed}", columns=columns, drop=drop, rename=rename)  # noqa: B023, E731
         if not left or len(set(given.values())) < len(given):
             refused += 1
-            with pytest.raises(ps.InvalidInputError, match=r"get one name|columns is left"):
+            with pytest.raises(ps.InvalidInputError, match=r"get the same name|columns is left"):
                 call()
             continue
         report = call()

@@ -80,7 +80,7 @@ def test_images_in_several_folders_are_not_guessed(tmp_path, root):
     assert "--root" in caught.value.hint
     (path.parent / "small" / "2.png").unlink()
     assert import_data(path, root).samples == 2, "the folder that has more of them"
-    with pytest.raises(ps.NotFoundError, match="nor in any folder below"):
+    with pytest.raises(ps.NotFoundError, match="nor in any folder under"):
         import_data(write(tmp_path / "none", {"coco.json": json.dumps(annotations([1, 2])), "x/3.png": png(3)}) / "coco.json", root)
 
 

@@ -272,8 +272,8 @@ def test_yolo(tmp_path, root, form):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("2 0.5 0.5 0.1 0.1", "line 1 has the class 2, but there are 2 names"), ("0 0.5 0.5 0.1", "line 1 has 3 numbers after the class"),
-        ("0 50 50 10 10", "expected fractions of the image"), ("cat 0.5 0.5 0.1 0.1", "expected numbers"), ("0.5 0.5 0.5 0.1 0.1", "has the class 0.5"),
+        ("2 0.5 0.5 0.1 0.1", "line 1 has class 2, but there are 2 names"), ("0 0.5 0.5 0.1", "line 1 has 3 numbers after the class"),
+        ("0 50 50 10 10", "expected fractions of the image"), ("cat 0.5 0.5 0.1 0.1", "expected numbers"), ("0.5 0.5 0.5 0.1 0.1", "has class 0.5"),
         ("0 nan 0.5 0.1 0.1", "expected fractions"), ("0 0.1 0.1 0.2 0.2 0.3 0.3 0.4", "line 1 has 7 numbers"),
     ],
 )  # fmt: skip
@@ -321,7 +321,7 @@ def test_an_import_that_ran_already_says_so(tmp_path, root):
     assert caught.value.code == "already-imported" and "--mode append" in caught.value.hint
     again = import_data(folder, root, mode="skip-existing")
     assert (again.samples, again.skipped, again.snapshot) == (0, 5, first.snapshot) and len(ps.open(root)) == 5
-    with pytest.raises(ps.AlreadyExistsError, match="is a dataset already"):
+    with pytest.raises(ps.AlreadyExistsError, match="is already a dataset"):
         import_data(folder, root, mode="create")
     moved = folder.rename(tmp_path / "moved")
     with pytest.raises(ps.AlreadyExistsError):
@@ -342,7 +342,7 @@ def test_a_changed_file_is_another_source(tmp_path, root, size):
     import_data(tmp_path / "rows.csv", root)
     for place in (0, len(rows) // 2 // 9 * 9, len(rows) - 9):
         write(tmp_path, {"rows.csv": "n\n" + rows[:place] + "99999999\n" + rows[place + 9 :]})
-        with pytest.raises(ps.AlreadyExistsError, match="when it had other contents"):
+        with pytest.raises(ps.AlreadyExistsError, match="with different contents"):
             import_data(tmp_path / "rows.csv", root)
         assert write(tmp_path / "elsewhere", {"rows.csv": (tmp_path / "rows.csv").read_text()})
         assert import_data(tmp_path / "elsewhere" / "rows.csv", root, mode="append").samples == size // 9
@@ -371,7 +371,7 @@ def test_limits_and_shuffled_files(tmp_path, root):
     write(tmp_path, {"rows.csv": "n\n" + "".join(f"{row}\n" for row in range(3000))})
     assert import_data(tmp_path / "rows.csv", root.with_name("rows"), limit=2500).samples == 2500
     assert import_data([{"n": row} for row in range(3000)], root.with_name("few"), limit=1).samples == 1
-    with pytest.raises(ps.InvalidInputError, match="shuffle_seed=1: a file of format csv is read in order"):
+    with pytest.raises(ps.InvalidInputError, match="shuffle_seed=1: a csv file is read in order"):
         import_data(tmp_path / "rows.csv", root, shuffle_seed=1)
     for limit in (0, -1, 1.5):
         with pytest.raises(ps.InvalidInputError, match="limit"):

@@ -31,15 +31,15 @@ def test_the_same_rows_again_ask_for_a_key_or_a_name(root, form):
         import_data(made(), root)
     assert caught.value.code == "already-imported" and 'key="id"' in caught.value.hint and 'name="' in caught.value.hint
     assert len(ps.open(root)) == 1200
-    with pytest.raises(ps.AlreadyExistsError, match="the dataset has a sample with this n"):
+    with pytest.raises(ps.AlreadyExistsError, match="the dataset already has a sample with this n"):
         import_data(made(), root, key="n")
     assert import_data(made(), root, key="n", mode="skip-existing").skipped == 1200
     assert import_data(made(), root, name="part 2").samples == 1200
-    with pytest.raises(ps.AlreadyExistsError, match="imported rows of the name 'part 2' already"):
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows named 'part 2'"):
         import_data(made(), root, name="part 2")
     assert import_data(made(), root, name="part 2", mode="skip-existing").skipped == 1200
     assert import_data(made(), root, mode="append").samples == 1200
-    with pytest.raises(ps.InvalidInputError, match="it is unknown whether it was imported already"):
+    with pytest.raises(ps.InvalidInputError, match="it is unknown whether it was already imported"):
         import_data(made(), root, mode="skip-existing")
 
 
@@ -133,11 +133,11 @@ def test_arrays_of_other_libraries_are_told_apart(root):
 
 def test_a_dataset_as_the_source_says_what_to_do_instead(tmp_path, root):
     ps.create(tmp_path / "one", {"n": "int64"}).append({"n": [1, 2]})
-    with pytest.raises(ps.InvalidInputError, match="is a dataset already") as caught:
+    with pytest.raises(ps.InvalidInputError, match="is already a dataset") as caught:
         import_data(tmp_path / "one", root)
     assert "copy its folder or bucket" in caught.value.hint and "append" in caught.value.hint
     done = CliRunner().invoke(app, ["import", str(tmp_path / "one"), str(tmp_path / "two")])
-    assert done.exit_code == 1 and "is a dataset already" in str(done.exception)
+    assert done.exit_code == 1 and "is already a dataset" in str(done.exception)
     with pytest.raises(ps.InvalidInputError) as caught:
         import_data("s3://bucket/dataset", root)
     assert "append" in caught.value.hint

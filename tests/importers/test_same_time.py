@@ -49,7 +49,7 @@ def test_images_that_somebody_else_imports(tmp_path, root):
     assert sorted(ps.open(root)["path"][:]) == ["1.png", "2.png", "3.png"]
     three = write(tmp_path / "three", {"4.png": png(4)})
     four = write(tmp_path / "four", {"4.png": png(4), "5.png": png(5)})
-    with pytest.raises(ps.AlreadyExistsError, match=r"`4.png`: the dataset has a sample with this path already"):
+    with pytest.raises(ps.AlreadyExistsError, match=r"`4.png`: the dataset already has a sample with this path"):
         import_data(four, root, progress=while_importing(lambda: import_data(three, root)))
     assert sorted(ps.open(root)["path"][:]) == ["1.png", "2.png", "3.png", "4.png"]
 
@@ -128,10 +128,10 @@ def test_a_table_that_has_grown(tmp_path, root, form):
     assert import_data(path, root, key="id").samples == 2
     path.write_text(TABLES[form] + MORE[form])
     for mode in (None, "skip-existing"):
-        with pytest.raises(ps.AlreadyExistsError, match=r"when it had other contents, and it is unknown which rows are new") as caught:
+        with pytest.raises(ps.AlreadyExistsError, match=r"with different contents, and it is unknown which rows are new") as caught:
             import_data(path, root, mode=mode)
         assert "--key id" in caught.value.hint
-    with pytest.raises(ps.AlreadyExistsError, match="cannot import `1`: the dataset has a sample with this id already"):
+    with pytest.raises(ps.AlreadyExistsError, match="cannot import `1`: the dataset already has a sample with this id"):
         import_data(path, root, key="id")
     report = import_data(path, root, mode="skip-existing", key="id")
     assert (report.samples, report.skipped) == (1, 3)
@@ -143,9 +143,9 @@ def test_a_table_that_has_grown(tmp_path, root, form):
 @pytest.mark.parametrize(
     ("ids", "match"),
     [
-        (["a", "b", "a"], r"'a' is the key of an earlier sample as well"),
+        (["a", "b", "a"], r"'a' is also the key of an earlier sample"),
         (["a", None, "b"], "is null, but a key must not be null"),
-        ([3, 4, 3], r"3 is the key of an earlier sample as well"),
+        ([3, 4, 3], r"3 is also the key of an earlier sample"),
     ],
 )
 @pytest.mark.parametrize("frame", ["pandas", "polars", "arrow", "dicts"])
@@ -169,7 +169,7 @@ def test_keys_of_other_libraries_are_known(root, ids):
     source = [{"id": key, "n": row} for row, key in enumerate(ids)]
     import_data(source, root, key="id")
     assert import_data(source, root, key="id", mode="skip-existing").skipped == 3
-    with pytest.raises(ps.AlreadyExistsError, match="the dataset has a sample with this id already"):
+    with pytest.raises(ps.AlreadyExistsError, match="the dataset already has a sample with this id"):
         import_data(iter(source), root, key="id")
     assert len(ps.open(root)) == 3
 
@@ -186,7 +186,7 @@ def test_nulls_and_repeated_values_among_the_keys_of_the_dataset(root):
     ps.create(root, {"id": "int64"}).append({"id": [1, None, None]})
     assert import_data([{"id": 1}, {"id": 2}], root, key="id", mode="skip-existing").samples == 1
     ps.open(root).append({"id": [2] * 5000})
-    with pytest.raises(ps.InvalidInputError, match="two samples of the dataset have 2"):
+    with pytest.raises(ps.InvalidInputError, match="two samples in the dataset have 2"):
         import_data([{"id": 2}] + [{"id": row} for row in range(5, 500)], root, key="id", mode="skip-existing")
     assert import_data([{"id": 3}], root, key="id", mode="skip-existing").samples == 1
 
@@ -200,7 +200,7 @@ def test_images_beside_keys_are_compared_if_they_are_bytes(tmp_path, root):
     for given in (np.zeros((4, 4, 3), np.uint8), Pillow.new("RGB", (4, 4))):
         rows = [{"id": 1, "image": given}, {"id": 2 + len(ps.open(root)), "image": given}]
         assert import_data(rows, root, key="id", mode="skip-existing").samples == 1
-    with pytest.raises(ps.InvalidInputError, match="another image with this id"):
+    with pytest.raises(ps.InvalidInputError, match="a different image with this id"):
         import_data([{"id": 0, "image": png(9)}], root, types=image, key="id", mode="skip-existing")
 
 

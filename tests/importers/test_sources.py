@@ -94,13 +94,13 @@ def test_manifests_of_other_folders_are_other_sources(tmp_path, root):
 def test_an_import_that_left_something_out_is_no_reason_to_skip(tmp_path, root):
     folder = write(tmp_path, {"a.png": png(1), "rows.csv": "file\na.png\nb.png\n"})
     assert import_data(folder / "rows.csv", root, types={"file": ps.Image()}, on_error="skip").samples == 1
-    with pytest.raises(ps.AlreadyExistsError, match="or a part of them") as caught:
+    with pytest.raises(ps.AlreadyExistsError, match="or part of them") as caught:
         import_data(folder / "rows.csv", root, types={"file": ps.Image()}, mode="skip-existing")
     assert "append" in caught.value.hint
     write(tmp_path, {"n.csv": "n\n1\n2\n3\n"})
     import_data(tmp_path / "n.csv", root.with_name("n"), limit=2)
     for mode in (None, "skip-existing"):
-        with pytest.raises(ps.AlreadyExistsError, match="or a part of them"):
+        with pytest.raises(ps.AlreadyExistsError, match="or part of them"):
             import_data(tmp_path / "n.csv", root.with_name("n"), mode=mode)
     assert import_data(tmp_path / "n.csv", root.with_name("n"), limit=2, mode="skip-existing").skipped == 2
 
@@ -117,7 +117,7 @@ def test_deleted_samples_are_imported_again(tmp_path, root):
     import_data(tmp_path / "n.csv", root.with_name("n"))
     with ps.open(root.with_name("n")).transaction() as tx:
         tx.delete(where="n = 1")
-    with pytest.raises(ps.AlreadyExistsError, match="or a part of them"):
+    with pytest.raises(ps.AlreadyExistsError, match="or part of them"):
         import_data(tmp_path / "n.csv", root.with_name("n"), mode="skip-existing")
 
 
@@ -127,7 +127,7 @@ def test_another_image_with_a_known_path_is_not_skipped(tmp_path, root):
     import_data(tmp_path / "one", root)
     with pytest.raises(ps.AlreadyExistsError, match="`cat/1"):
         import_data(tmp_path / "two", root)
-    with pytest.raises(ps.Error, match="another image with this path"):
+    with pytest.raises(ps.Error, match="a different image with this path"):
         import_data(tmp_path / "two", root, mode="skip-existing")
     report = import_data(tmp_path / "two", root, mode="skip-existing", on_error="skip")
     assert (report.samples, report.skipped) == (0, 1) and [refusal.path for refusal in report.refused] == ["cat/1.png"]
@@ -138,7 +138,7 @@ def test_a_grown_folder_says_what_is_there(tmp_path, root):
     folder = write(tmp_path / "photos", {"1.png": png(1)})
     import_data(folder, root)
     write(folder, {"2.png": png(2)})
-    with pytest.raises(ps.AlreadyExistsError, match=r"`1.png`: the dataset has a sample with this path already"):
+    with pytest.raises(ps.AlreadyExistsError, match=r"`1.png`: the dataset already has a sample with this path"):
         import_data(folder, root)
     assert import_data(folder, root, mode="skip-existing", limit=1).samples == 1
 
@@ -233,16 +233,16 @@ def test_the_images_of_a_split_are_those_in_its_folder(tmp_path, root):
 def test_several_files_of_annotations_must_be_named(tmp_path, root):
     path = coco(tmp_path / "coco", name="instances_a.json")
     coco(tmp_path / "coco", name="captions_a.json")
-    with pytest.raises(ps.InvalidInputError, match=r"has 2 files of annotations: captions_a.json, instances_a.json") as caught:
+    with pytest.raises(ps.InvalidInputError, match=r"has 2 annotation files: captions_a.json, instances_a.json") as caught:
         import_data(path.parent, root)
     assert "--include 'captions_*'" in caught.value.hint
     assert import_data(path.parent, root, include=["instances_*"]).samples == 2
     coco(tmp_path / "coco", name="instances_b.json")
-    with pytest.raises(ps.InvalidInputError, match=r"has 2 files of annotations: instances_a.json, instances_b.json"):
+    with pytest.raises(ps.InvalidInputError, match=r"has 2 annotation files: instances_a.json, instances_b.json"):
         import_data(path.parent, root, include=["instances_*"])
     for split in ("train", "val"):  # Both splits have the same images.
         coco(tmp_path / "two", name=f"instances_{split}.json")
-    with pytest.raises(ps.InvalidInputError, match="is the key of an earlier sample as well"):
+    with pytest.raises(ps.InvalidInputError, match="is also the key of an earlier sample"):
         import_data(tmp_path / "two", root.with_name("two-splits"))
 
 

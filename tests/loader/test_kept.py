@@ -105,7 +105,9 @@ def test_of_what_does_not_fit_what_is_read_next_is_kept(filled, small_block_cach
     assert orders == (expected(2, 3) if shuffle else [list(range(SAMPLES))] * 3)
     room, again = map(
         float,
-        re.search(r"kept +up to ([\d.]+) MiB of 4\d\.\d MiB, what is read next.*\. ([\d.]+) MiB are fetched again", explained).groups(),
+        re.search(
+            r"kept +up to ([\d.]+) MiB of 4\d\.\d MiB, the data that is read next.*\. ([\d.]+) MiB are fetched again", explained
+        ).groups(),
     )
     assert room * 2**20 >= least_fits * total, explained
     assert total <= counts[0][1] <= 1.02 * total, "once in the first epoch"
@@ -121,7 +123,7 @@ def test_of_what_does_not_fit_what_is_read_next_is_kept(filled, small_block_cach
 def test_little_of_what_does_not_fit_is_not_kept(filled, small_block_cache):
     place, bodies = filled
     with ps.open(place).loader(batch_size=BATCH, shuffle=True, seed=2, memory_bytes=8 << 20) as loader:
-        assert "what is read next" not in loader.explain()
+        assert "the data that is read next" not in loader.explain()
         assert [read(loader, bodies)] == expected(2, 1)
         assert loader.stats()["peak_bytes"] <= 8 << 20
 

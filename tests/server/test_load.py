@@ -127,7 +127,9 @@ def test_a_load_of_which_all_fails_fails(store, status, tune):
     store.faults = {"GET": status}
     command = [*LOAD, *COMMON, "--seconds", "0.5", *tune]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(store))
-    assert found.returncode == 1 and re.search(r"no request of \d workers succeeded: Odd: so it is", " ".join(found.stderr.split()))
+    assert found.returncode == 1 and re.search(
+        r"none of the requests from \d workers succeeded: Odd: so it is", " ".join(found.stderr.split())
+    )
     assert "knee" not in found.stdout
     assert store.objects == {}
 

@@ -154,17 +154,17 @@ def test_top_reads_an_encrypted_status_with_a_token(node, tmp_path):
     (tmp_path / "open").chmod(0o644)
     (tmp_path / "no.pem").write_text("no certificate")
     for arguments, expected in [
-        ((node.url, "--ca", node.ca), "it needs a token; give --token FILE"),
+        ((node.url, "--ca", node.ca), "a token is required; give --token FILE"),
         ((node.url, "--ca", node.ca, "--token", tmp_path / "wrong"), "the token is wrong"),
         ((node.url, "--token", tmp_path / "token"), "give --ca FILE"),
         ((node.url, "--token", tmp_path / "open", "--ca", node.ca), "its mode 644 lets others use it; run chmod 600"),
         ((node.url, "--token", tmp_path / "missing", "--ca", node.ca), "No such file"),
-        ((node.url, "--token", tmp_path / "odd", "--ca", node.ca), "one line of ASCII letters"),
-        ((node.url, "--token", tmp_path / "empty", "--ca", node.ca), "one line of ASCII letters"),
+        ((node.url, "--token", tmp_path / "odd", "--ca", node.ca), "one line of ASCII characters"),
+        ((node.url, "--token", tmp_path / "empty", "--ca", node.ca), "one line of ASCII characters"),
         ((node.url, "--ca", tmp_path / "no.pem"), "give a file in PEM format"),
-        ((node.url, "--ca", tmp_path / "missing"), "cannot use the certificates of"),
+        ((node.url, "--ca", tmp_path / "missing"), "cannot use the certificates in"),
         ((f"127.0.0.1:{node.status}", "--ca", node.ca), "--ca verifies the certificate of an https:// address"),
-        ((f"127.0.0.1:{node.status}",), "with https:// if it has --status-tls"),
+        ((f"127.0.0.1:{node.status}",), "with https:// if --status-tls is set"),
         ((f"ftp://127.0.0.1:{node.status}",), "write it as 127.0.0.1:9101"),
     ]:
         code, shown, said = top(*arguments)

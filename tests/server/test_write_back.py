@@ -247,7 +247,7 @@ def test_an_object_that_is_refused_for_good_can_be_deleted(start, folder, minio,
     minio.client().delete_object(Bucket=bucket, Key="a")
     minio.client().delete_bucket(Bucket=bucket)
     client.put_object(Bucket=bucket, Key="b", Body=b"b")
-    with pytest.raises(botocore.exceptions.ClientError, match="a delete of it ends this"):
+    with pytest.raises(botocore.exceptions.ClientError, match="deleting it resolves this"):
         client.list_objects_v2(Bucket=bucket)
     client.put_object(Bucket="penstock", Key=f"{folder.name}/commit", Body=b"1", IfNoneMatch="*")
     with pytest.raises(botocore.exceptions.ClientError, match="NoSuchBucket"):

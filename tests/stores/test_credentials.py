@@ -63,7 +63,7 @@ def test_azure_by_connection_string_options_and_variables(azurite, bare):
         ({}, "credentials-missing", "no storage account is named"),
         ({"account_name": "a"}, "credentials-missing", "no credentials were found"),
         ({"connection_string": "AccountName"}, "invalid-argument", "a part without `=`"),
-        ({"connection_string": "AccountName=a;Secret=hidden"}, "invalid-argument", "unknown part `Secret`"),
+        ({"connection_string": "AccountName=a;Secret=hidden"}, "invalid-argument", "unknown key `Secret`"),
         ({"connection_string": "DefaultEndpointsProtocol=ftp;AccountName=a;AccountKey=YQ=="}, "invalid-argument", "neither http nor https"),
         ({"account_name": "a", "account_key": "not base64!"}, "invalid-argument", "check storage_options"),
         ({"service_account_path": "x"}, "invalid-argument", "is not one of Azure"),

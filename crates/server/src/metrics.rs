@@ -110,7 +110,8 @@ metrics! {
     left_out_files: Level = "left_out_files",
         "Files of a served folder that listings have left out since the start because they cannot be objects";
     pending_objects: Level = "pending_objects", "Acknowledged objects that are not in the cold store yet";
-    pending_bytes: Level = "pending" in Bytes, "Bytes of acknowledged objects that are not in the cold store yet, plus 4 KiB for each";
+    pending_bytes: Level = "pending" in Bytes,
+        "Bytes of acknowledged objects that are not in the cold store yet, plus 4 KiB for each";
     sent_back: Count = "sent_back", "Acknowledged objects sent to the cold store";
     send_failures: Count = "send_failures", "Failed attempts to send acknowledged objects";
     cold_bytes: Count = "cold" in Bytes, "Bytes from the cold store since its cache was created, updated every second";
@@ -134,5 +135,6 @@ metrics! {
     drive_budget_bytes: Family<DriveLabels, Level> = "drive_budget" in Bytes, "Size limit of the cache in bytes";
     drive_usable: Family<DriveLabels, Level> = "drive_usable", "1 if the drive works, 0 while it is not used or its folder is missing";
     drive_reads: Family<DriveLabels, Count> = "drive_reads", "Reads that the drive's device has completed, by all programs";
-    drive_read_seconds: Family<DriveLabels, Counter<f64, AtomicU64>> = "drive_read" in Seconds, "Total time of reads by the drive's device";
+    drive_read_seconds: Family<DriveLabels, Counter<f64, AtomicU64>> = "drive_read" in Seconds,
+        "Total time of reads by the drive's device";
 }

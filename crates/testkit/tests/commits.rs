@@ -358,8 +358,9 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     let reads = vec![RowsRead { columns: vec![1], rows: None }];
     let error = run_to_end(machine(3, values(Run { first: 0, count: 2 }, reads)), &mut log).expect_err("a conflict");
     let first = entry(&log, 1)?.record.snapshot();
-    let text =
-        format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more");
+    let text = format!(
+        "commit {first} was made in the meantime: this transaction read all samples, and that commit appended 2 more"
+    );
     assert!(error.code() == "conflict" && error.message().contains(&text), "{error:?}");
     Ok(())
 }

@@ -76,7 +76,7 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
             format!("it appended {samples} samples with values in a column that this transaction drops")
         }
         ChangeKind::Append if conflict.rows.is_empty() => {
-            format!("it appended {samples} samples, but this transaction read all samples")
+            format!("this transaction read all samples, and that commit appended {samples} more")
         }
         ChangeKind::Append => format!("it appended {samples} samples"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),

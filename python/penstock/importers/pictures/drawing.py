@@ -122,8 +122,8 @@ def _check(annotation: Mapping[str, Any], outline: Any, size: tuple[int, int]) -
             good = _sum_of_runs(counts) == size[0] * size[1]
     if not good:
         raise ValueError(
-            f"annotation {annotation.get('id')} has the segmentation {outline!r:.80}, expected polygons as lists of coordinates, or runs "
-            f"of an image of {list(size)} (height, width)"
+            f"annotation {annotation.get('id')} has the segmentation {outline!r:.80}, expected polygons as lists of coordinates, or runs for "
+            f"an image of size {list(size)} (height, width)"
         )
 
 
