@@ -185,7 +185,7 @@ def test_dtypes_that_do_not_fit_name_the_one_that_has_both(tmp_path, narrow, our
         with handle.transaction() as tx:
             tx.widen_column("n", dtype)
             tx.append({"n": [3]})
-    with pytest.raises(ps.ConflictError, match=f"column `n` is {ours} in one snapshot, and {theirs} in another one") as caught:
+    with pytest.raises(ps.ConflictError, match=f"column `n` is {ours} in one snapshot and {theirs} in another") as caught:
         ds.merge("b")
     assert caught.value.column == "n"
     if common is None:

@@ -95,7 +95,7 @@ def left_out(served):
 
 def test_what_is_left_out_is_named_once_and_counted(served, data):
     (data / "kept").write_text("kept")
-    reserved = "has a name that this server gives"
+    reserved = "has a name that this server reserves"
     names = {
         "link": ("/link` ", "is a link"),
         "pipe": ("/pipe` ", "is neither a file nor a folder"),
@@ -103,7 +103,7 @@ def test_what_is_left_out_is_named_once_and_counted(served, data):
         "x%~": ("/x%~` ", reserved),
         "b%~/short": ("/b%~/short` ", reserved),
         "c/%self/x": ("/c/%self` ", reserved),
-        f"{'k' * 250}/" * 5 + "end": ("/" + "k" * 250 + "` ", "has a longer key than S3 allows"),
+        f"{'k' * 250}/" * 5 + "end": ("/" + "k" * 250 + "` ", "has a key of more than 1,024 bytes"),
     }
     for name in names:
         path = data / name

@@ -301,7 +301,7 @@ def started(folder, *arguments, **more):
     try:
         return servers.Penstock(folder, *arguments, **more)
     except RuntimeError as error:
-        if "keeps no attributes" in str(error):
+        if "does not support extended attributes" in str(error):
             pytest.skip("tmpfs has no attributes here")
         raise
 

@@ -392,7 +392,7 @@ def test_the_flag_names_one_folder_and_a_size(tmp_path, text):
         text,
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "HOME": str(tmp_path)})
-    assert done.returncode == 1 and ("pending:50GB" in done.stderr or "folder is empty" in done.stderr), done.stderr
+    assert done.returncode == 1 and ("pending:50GB" in done.stderr or "folder name is empty" in done.stderr), done.stderr
 
 
 def test_two_servers_cannot_share_the_folder(start, folder, tmp_path_factory):
