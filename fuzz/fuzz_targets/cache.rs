@@ -2,11 +2,12 @@
 #![no_main]
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use penstock_cache::{Cached, Drives, Policy, Spec};
-use penstock_storage::{Memory, RangeRequest, Storage};
+use penstock_storage::{Memory, RangeRequest, Read as _};
 
 const BYTES: u64 = 40_000;
 const POLICY: Policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
@@ -20,7 +21,7 @@ fn read(folder: &Path) {
     let spec = Spec::parse(&format!("{}:1MB", folder.display())).expect("the text is right");
     let Ok(drives) = Drives::open(&spec) else { return };
     let store = Memory::holding(BTreeMap::from([("a".to_owned(), Bytes::from(body()))]));
-    let cached = Cached::over(Box::new(store), drives, None, POLICY);
+    let cached = Cached::over(Arc::new(store), drives, None, POLICY);
     for (begin, bytes) in [(0, BYTES), (4096, 4096), (39_000, 1000)] {
         let found = cached.fetch(vec![RangeRequest::plain("a", begin, bytes, Some(BYTES))]).remove(0).expect("the store has it");
         assert!(found.concat() == body()[begin as usize..(begin + bytes) as usize]);

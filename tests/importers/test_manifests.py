@@ -316,7 +316,7 @@ def test_folders_of_splits(tmp_path, root):
 def test_an_import_that_ran_already_says_so(tmp_path, root):
     folder = write(tmp_path / "photos", {f"cat/{row}.png": png(row) for row in range(5)})
     first = import_data(folder, root)
-    with pytest.raises(ps.AlreadyExistsError, match=f"commit {first.snapshot} .* imported the same files already") as caught:
+    with pytest.raises(ps.AlreadyExistsError, match=f"commit {first.snapshot} .* already imported the same files") as caught:
         import_data(folder, root)
     assert caught.value.code == "already-imported" and "--mode append" in caught.value.hint
     again = import_data(folder, root, mode="skip-existing")
@@ -388,6 +388,6 @@ def test_the_command_line_has_these_options(tmp_path, named, root):
     made = run("import", named / "rows.csv", root, "-t", "file=image", "-t", "sound=bytes", "--files", "sound", "--limit", "3")
     assert made.exit_code == 0 and "imported 3 samples" in made.output, made.output
     again = run("import", named / "rows.csv", root, "--files", "sound", "--limit", "3")
-    assert again.exit_code == 1 and "imported the same files already" in str(again.exception)
+    assert again.exit_code == 1 and "already imported the same files" in str(again.exception)
     skipped = run("import", named / "rows.csv", root, "--files", "sound", "--limit", "3", "--mode", "skip-existing", "--json")
     assert json.loads(skipped.output)["skipped"] == 3

@@ -31,7 +31,7 @@ def test_a_table_that_somebody_else_imports(tmp_path, root, mode, exists):
     # The commit to notice is not the newest one.
     other = while_importing(lambda: (import_data(path, root), ps.open(root).append({"n": [4]})))
     if mode is None:
-        with pytest.raises(ps.AlreadyExistsError, match="imported the same files already") as caught:
+        with pytest.raises(ps.AlreadyExistsError, match="already imported the same files") as caught:
             import_data(path, root, progress=other)
         assert caught.value.code == "already-imported"
     else:
