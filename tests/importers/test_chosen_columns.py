@@ -288,7 +288,7 @@ def test_a_syntax_error_is_named_before_the_rest_is_read(tmp_path, root, monkeyp
     with pytest.raises(ps.InvalidInputError, match="element 1 is not JSON: Expecting value"):
         import_data(tmp_path / "t.json", root)
     (tmp_path / "t.json").write_text('[{"a": 1}, {"a": "' + "x" * 5000)
-    with pytest.raises(ps.InvalidInputError, match="an element is longer than 1000 letters"):
+    with pytest.raises(ps.InvalidInputError, match="an element is longer than 1000 characters"):
         import_data(tmp_path / "t.json", root)
 
 

@@ -326,7 +326,7 @@ def test_a_result_whose_kind_changes_between_batches_is_refused(one, other, outp
         seen = 0
         with (
             numbered().loader(**options, transform=[made]) as loader,
-            pytest.raises(ps.InvalidInputError, match=r"`x` of step 2 is .*first batch") as caught,
+            pytest.raises(ps.InvalidInputError, match=r"`x` in step 2 is .*first batch") as caught,
         ):
             for _ in loader:
                 seen += 1
@@ -344,13 +344,13 @@ def test_results_of_python_workers_are_compared(tmp_path):
     """Each worker makes batches of one kind."""
     ds = numbered(folder=tmp_path)
     loader = ds.loader(batch_size=2, transform=[lambda sample: {"x": None if sample["n"] % 4 < 2 else 1.0}], python_workers=2)
-    refused(loader, "`x` of step 1 is one array of float64, but in the first batch, it was a list")
+    refused(loader, "`x` in step 1 is one array of float64, but in the first batch, it was a list")
 
 
 def test_batches_of_functions_have_the_same_columns():
-    refused(numbered().loader(batch_size=2, transform=[lambda sample: {"x" if sample["n"] < 4 else "y": 1}]), "`x` of step 2 is missing")
+    refused(numbered().loader(batch_size=2, transform=[lambda sample: {"x" if sample["n"] < 4 else "y": 1}]), "`x` in step 2 is missing")
     odd = T.PerBatch(lambda batch: {"x": batch["n"] if batch["n"][0] < 4 else [1, 2]})
-    refused(numbered().loader(batch_size=2, transform=[odd]), "`x` of step 2 is a list, but in the first batch, it was one array of int64")
+    refused(numbered().loader(batch_size=2, transform=[odd]), "`x` in step 2 is a list, but in the first batch, it was one array of int64")
 
 
 def test_whole_numbers_of_more_than_64_bits_are_refused():

@@ -439,7 +439,7 @@ def test_a_tokenizer_that_is_none_or_leaves_texts_out_is_refused():
 def test_nulls_become_values_of_their_column_only(tmp_path, kind, fill):
     ds = ps.create(tmp_path / "ds", {"x": kind})
     ds.append({"x": [None]})
-    with pytest.raises(ps.InvalidInputError, match="nulls of `x` cannot become"):
+    with pytest.raises(ps.InvalidInputError, match="nulls in `x` cannot become"):
         ds.loader(batch_size=1, nulls={"x": fill})
 
 

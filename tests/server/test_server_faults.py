@@ -544,7 +544,7 @@ def test_the_access_log_and_messages_may_share_a_file(tmp_path):
     process.terminate()
     assert process.wait(300) == 0
     serving, *lines, ending = path.read_text().splitlines()
-    assert serving.startswith("serving ") and ending.startswith("ending") and len(lines) == 3
+    assert serving.startswith("serving ") and ending.startswith("stopping") and len(lines) == 3
     assert [json.loads(line)["status"] for line in lines] == [200] * 3
 
 
