@@ -109,10 +109,8 @@ mod tests {
     async fn a_store_that_does_not_answer_fails() {
         let never = std::future::pending::<S3Result<()>>();
         let failed = Taking::new().within(Duration::ZERO, never).await;
-        assert!(
-            failed.is_err_and(|error| error
-                .message()
-                .is_some_and(|text| text.contains("neither took bytes nor answered")))
-        );
+        assert!(failed.is_err_and(|error| {
+            error.message().is_some_and(|text| text.contains("neither accepted bytes nor responded"))
+        }));
     }
 }
